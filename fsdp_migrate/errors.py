@@ -5,7 +5,7 @@ MigrateError
 ├── UsageError            exit 2   the command was asked something it does not do
 ├── SourceError           exit 3   the input cannot be used
 │   ├── UnknownFormat         nothing here recognises it
-│   ├── Incomplete            rank files, chunks or elements are missing, doubled or contradict each other
+│   ├── Incomplete            rank files, chunks or elements are missing, doubled or at odds
 │   ├── Corrupt               bytes are not what their own container says
 │   ├── Forbidden             a pickle asks for something that is never run
 │   └── Unsupported           understood, and refused with the reason

@@ -65,7 +65,7 @@ def exits(*, as_json: bool) -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
