@@ -33,9 +33,7 @@ def sort(contents: Contents) -> Sorted:
     models: dict[KeyPath, bool] = {}
     extras: list[KeyPath] = []
     for path, value in contents.values.items():
-        if any(
-            path[: len(root)] == root and _in_optimizer(path[len(root) :]) for root in optimizers
-        ):
+        if any(_belongs(path, root) for root in optimizers):
             continue
         if isinstance(value, Tensor) and path and isinstance(path[-1], str):
             floating = DTYPES[value.dtype].floating
