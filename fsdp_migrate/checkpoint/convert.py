@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -37,9 +37,9 @@ class Request:
     source: Path
     output: Path
     to: str
-    load: LoadOptions = LoadOptions()
-    names: NameOptions = NameOptions()
-    target: TargetOptions = TargetOptions()
+    load: LoadOptions = field(default_factory=LoadOptions)
+    names: NameOptions = field(default_factory=NameOptions)
+    target: TargetOptions = field(default_factory=TargetOptions)
     verify: bool = True
     overwrite: bool = False
     sync: bool = False
@@ -68,7 +68,7 @@ class Converted:
 
 def writer(name: str) -> Writer:
     for candidate in WRITERS:
-        if candidate.NAME == name:
+        if name == candidate.NAME:
             return candidate
     known = ", ".join(candidate.NAME for candidate in WRITERS)
     raise UsageError(f"--to {name}: choose one of {known}")
@@ -93,11 +93,10 @@ def convert(request: Request, stage: Stage = quiet) -> Converted:
         if request.verify:
             hashes = _prove(prepared, staging, stage)
         text = manifest.dumps(prepared.loaded, prepared.index, request.to, request.target, hashes)
-        if plan.single_file:
-            manifest_path = manifest.beside(request.output)
-        else:
-            manifest_path = staging / manifest.NAME
-        manifest_path.write_text(text, "utf-8")
+        if not plan.single_file:
+            (staging / manifest.NAME).write_text(text, "utf-8")
+    if plan.single_file:
+        manifest.beside(request.output).write_text(text, "utf-8")
     return Converted(prepared, hashes)
 
 
@@ -124,20 +123,18 @@ def _model_pairs(index: Index, written: Index) -> Iterator[Pair]:
             yield Pair(name, tensor, written.model[name])
             continue
         # Left out as the alias of a tied weight: then its bytes must be there under another name.
-        twin = next((n for n, t in index.model.items() if n != name and n in written.model
-                     and t.shape == tensor.shape and t.dtype == tensor.dtype
-                     and _same(t, tensor)), None)  # fmt: skip
-        if twin is None:
+        if not any(_same(index.model[other], tensor) for other in written.model):
             raise TargetError(f"{name} is missing from what was written")
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
     if one.pieces == other.pieces:
         return True
     with Gatherer() as gatherer:
         digests = {
-            proof.digest(tensor, gatherer, tensor.dtype, lambda _: None)
-            for tensor in (one, other)
+            proof.digest(tensor, gatherer, tensor.dtype, lambda _: None) for tensor in (one, other)
         }
     return len(digests) == 1
 
@@ -176,8 +173,11 @@ def _check_groups(optimizer: Optimizer, written: Optimizer) -> None:
     for group in optimizer.groups:
         for name in group.params:
             options = where.get(name)
-            lost = [k for k, v in group.options.items()
-                    if options is None or k not in options or not _alike(options[k], v)]  # fmt: skip
+            lost = [
+                key
+                for key, value in group.options.items()
+                if options is None or key not in options or not _alike(options[key], value)
+            ]
             if options is None or lost:
                 raise TargetError(f"param group of {name}: {lost or 'everything'} was not written")
 
@@ -186,5 +186,3 @@ def _alike(one: object, other: object) -> bool:
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         return isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
     return bool(one == other)
-
-

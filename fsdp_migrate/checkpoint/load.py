@@ -49,8 +49,18 @@ class Loaded:
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
-def load(path: Path, options: LoadOptions, *, compare_replicas: bool = True) -> Loaded:
-    """Raises the errors of `fsdp_migrate.errors`, exit codes 3 and 5."""
+def load(
+    path: Path,
+    options: LoadOptions,
+    *,
+    compare_replicas: bool = True,
+    for_inspection: bool = False,
+) -> Loaded:
+    """
+    Raises the errors of `fsdp_migrate.errors`, exit codes 3 and 5.
+
+    `for_inspection`: flat parameters and raw optimizers without a layout are shown as they are.
+    """
     source = sources.find(path, options.optimizer_from)
     notes: list[str] = []
     model: dict[str, Tensor] = {}
