@@ -1,0 +1,130 @@
+"""
+One rank of a real FSDP2 job that loads what a writer wrote and compares it with the truth.
+
+    load_ranks.py RANK WORLD STORE FOLDER CHECK...
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+class Nasty(nn.Module):
+    """Rows that don't divide by 2 or 3, fewer rows than ranks, a tie, buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.one = nn.Parameter(torch.zeros(1))
+        self.tiny = nn.Parameter(torch.zeros(2, 5))
+        self.conv = nn.Parameter(torch.zeros(5, 2, 3))
+        self.block = nn.Sequential(nn.Linear(6, 7), nn.LayerNorm(7), nn.Linear(7, 6, bias=False))
+        self.bn = nn.BatchNorm1d(6)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def build(mesh=None, *, lr: float = 1.0):
+    torch.manual_seed(99)
+    model = Nasty()
+    mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(model.block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=lr)
+
+
+def compare(model, optimizer, folder: Path) -> None:
+    """Every value bit for bit, every step on storage of its own, the options of the group."""
+    truth = torch.load(folder / "truth.pt", weights_only=True)
+    for name, value in model.state_dict().items():
+        got = value.full_tensor() if isinstance(value, DTensor) else value
+        assert torch.equal(got, truth["model"][name]), name
+    names = {id(value): name for name, value in model.named_parameters()}
+    assert len(optimizer.state) == len(truth["optim"])
+    steps = set()
+    for parameter, state in optimizer.state.items():
+        expected = truth["optim"][names[id(parameter)]]
+        assert set(state) == set(expected)
+        for key, value in state.items():
+            got = value.full_tensor() if isinstance(value, DTensor) else value
+            assert torch.equal(got, expected[key]), (names[id(parameter)], key)
+        steps.add(state["step"].data_ptr())
+    assert len(steps) == len(optimizer.state), "steps share storage"
+    (group,) = optimizer.param_groups
+    assert group["lr"] == 0.003 and group["betas"] == (0.9, 0.95)
+    assert group.get("decoupled_weight_decay", True) is True
+
+
+def check_plain(folder: Path, name: str) -> None:
+    model, optimizer = build()
+    model_state, optim_state = get_state_dict(model, optimizer)
+    state = {"model": model_state, "optim": optim_state}
+    dcp.load(state, checkpoint_id=folder / name)
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
+    )
+    compare(model, optimizer, folder)
+
+
+def check_accelerate(folder: Path, name: str) -> None:
+    model, optimizer = build()
+    state = {"model": get_model_state_dict(model)}
+    dcp.load(state, checkpoint_id=folder / name / "pytorch_model_fsdp_0")
+    set_model_state_dict(model, state["model"])
+    state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.load(state, checkpoint_id=folder / name / "optimizer_0")
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    compare(model, optimizer, folder)
+
+
+def check_torchtitan(folder: Path, name: str) -> None:
+    model, optimizer = build()
+    state = get_model_state_dict(model)
+    state["optimizer"] = get_optimizer_state_dict(model, optimizer, options=FLAT)
+    dcp.load(state, checkpoint_id=folder / name)
+    set_optimizer_state_dict(model, optimizer, state.pop("optimizer"), options=FLAT)
+    set_model_state_dict(model, state)
+    compare(model, optimizer, folder)
+
+
+CHECKS = {
+    "plain": check_plain,
+    "accelerate": check_accelerate,
+    "torchtitan": check_torchtitan,
+}
+
+
+def main() -> None:
+    rank, world, store, folder, *checks = sys.argv[1:]
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world)
+    )
+    for check in checks:
+        kind, _, name = check.partition("=")
+        CHECKS[kind](Path(folder), name or kind)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
