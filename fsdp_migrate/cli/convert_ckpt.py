@@ -155,9 +155,7 @@ def inspect_ckpt(
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     emit_layout: Annotated[
         Path | None,
-        typer.Option(
-            "--emit-layout", metavar="FILE", help="Write the model's layout for --layout."
-        ),
+        typer.Option("--emit-layout", metavar="FILE", help="Write the layout, for --layout."),
     ] = None,
     optimizer: OPTIMIZER = None,
     model: MODEL = None,
