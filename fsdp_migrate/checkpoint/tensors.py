@@ -26,7 +26,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 class Item(NamedTuple):
     """
-    One item of a `.distcp` file: an archive of its own at `path[offset:offset + length]`.
+    One item of a `.distcp` file, for tensor `key`: `path[offset:offset + length]`.
 
     Where its payload begins is known only after opening it, which is left until the bytes are
     wanted: a checkpoint of a large model has millions of them.
@@ -35,6 +35,7 @@ class Item(NamedTuple):
     path: Path
     offset: int
     length: int
+    key: str = ""
 
 
 Store: TypeAlias = Path | Item
