@@ -27,6 +27,15 @@ class Unflattened:
     notes: tuple[str, ...]
 
 
+FLAT_KEYS = ("_flat_param", "flat_param")  # torch 1.13 spells it without the underscore
+
+
+def flats_of(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The flat parameters of a model by unit prefix, the root unit's being ""."""
+    split = {name: name.rpartition(".") for name in model}
+    return {prefix: model[name] for name, (prefix, _, key) in split.items() if key in FLAT_KEYS}
+
+
 def unflatten(
     flats: Mapping[str, Tensor], layout: ModelLayout, evidence: Evidence, read: Read
 ) -> Unflattened:

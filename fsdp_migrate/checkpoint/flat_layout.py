@@ -12,8 +12,9 @@ differ, is an error.
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -27,7 +28,7 @@ from fsdp_migrate.checkpoint.tensors import (
     boxes_of_run,
     row_major,
 )
-from fsdp_migrate.errors import OpenQuestion, Unsupported
+from fsdp_migrate.errors import OpenQuestion, Unsupported, UsageError
 
 Read: TypeAlias = Callable[[Tensor, int, int], bytes]  # the bytes of elements [start, stop)
 Version: TypeAlias = tuple[int, int]
@@ -51,21 +52,45 @@ class Writer:
     oldest: Version = (1, 13)
     newest: Version = (99, 0)
 
-    @classmethod
-    def of_records(cls, records: Mapping[str, object]) -> Writer:
-        """From the names of a torch.save archive's records."""
-        if "byteorder" not in records:
-            return cls(newest=(2, 0))
-        if ".format_version" in records:
-            return cls(oldest=(2, 7))
-        return cls(oldest=(2, 1))
-
     @property
     def memory_order(self) -> bool | None:
         """Whether non-contiguous parameters are flattened in memory order; None: not known."""
         if self.oldest >= (2, 6):
             return True
         return False if self.newest <= (2, 5) else None
+
+
+# What containers reveal (see `Contents.writer`). A mark that 2.6 lacks and 2.13 has says nothing
+# of the versions in between, so its absence is no upper bound of 2.6.
+_WRITERS = {
+    "<=2.0": Writer(newest=(2, 0)),
+    "<2.4": Writer(newest=(2, 3)),
+    ">=2.1": Writer(oldest=(2, 1), newest=(2, 12)),
+    ">=2.4": Writer(oldest=(2, 4), newest=(2, 12)),
+    ">2.6": Writer(oldest=(2, 7)),
+    "": Writer(),
+}
+
+
+def writer_of(revealed: str, said: str | None = None) -> Writer:
+    """
+    The range that a container reveals, narrowed to the version ("2.3") that the user says.
+
+    Raises `UsageError` where the two contradict each other.
+    """
+    known = _WRITERS[revealed]
+    if said is None:
+        return known
+    match = re.fullmatch(r"(\d+)\.(\d+)(\.\w+)?", said)
+    if match is None:
+        raise UsageError(f"torch version {said!r}: expected one like 2.3 or 2.3.1")
+    version = int(match[1]), int(match[2])
+    if not known.oldest <= version <= known.newest:
+        raise UsageError(
+            f"torch version {said}: the checkpoint was written by one between "
+            f"{_version(known.oldest)} and {_version(known.newest)}"
+        )
+    return Writer(version, version)
 
 
 class Placement(NamedTuple):
@@ -102,6 +127,12 @@ class Unit:
             reached = placement.stop
         if self.numel > reached:
             yield reached, self.numel
+
+    def names(self) -> Iterator[str]:
+        """Every original name, shared parameters under each of theirs."""
+        for placement in self.placements:
+            for named in (placement.parameter, *placement.aliases):
+                yield named.name
 
     def same_places(self, other: Unit) -> bool:
         return self.placements == other.placements
@@ -172,7 +203,7 @@ def cut(flat: Tensor, placement: Placement, writer: Writer) -> tuple[Piece, ...]
 
 
 def _memory_blocks(
-    runs: Iterator[Extent], shape: Shape, order: Sequence[int], size: int
+    runs: Iterable[Extent], shape: Shape, order: Sequence[int], size: int
 ) -> Iterator[Block]:
     """Runs of a tensor stored with its dimensions in `order`, as boxes of the tensor itself."""
     permuted = tuple(shape[dim] for dim in order)
@@ -195,13 +226,15 @@ class Evidence:
     """
     What a checkpoint says beside its flat parameters.
 
-    `loose`: every other tensor of the model by FQN, one a rank (or one, out of a DCP directory).
-    With use_orig_params=True, FSDP leaves the local piece of each original parameter there, which
-    is no parameter. `world_size` is that of the shard group; None: as many as there are shards.
-    `ignored`: names that the user says were under ignored modules.
+    `loose`: every other tensor of the model by FQN. Out of a DCP directory of a model with
+    use_orig_params=True, these include one rank's local piece of each original parameter, which is
+    no parameter. `views`, known from rank files of such a model: by unit prefix, the element of its
+    flat parameter at which each original parameter begins. `world_size` is that of the shard group;
+    None: as many as there are shards. `ignored`: what the user says was under ignored modules.
     """
 
-    loose: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
+    loose: Mapping[str, Tensor] = field(default_factory=dict)
+    views: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     world_size: int | None = None
     writer: Writer = Writer()
     ignored: frozenset[str] = frozenset()

@@ -6,7 +6,7 @@ a JSON file, or from another checkpoint of the same model. The order is that of
 `named_parameters(remove_duplicate=False)`: modules in pre-order, each module's own parameters
 first, which is how FSDP walks a module to flatten it.
 
-The JSON form, version 1 (`strides`, `dtype`, `same_as`, `trainable` may be left out)::
+The JSON form, version 1 (only `name` and `shape` must be given)::
 
     {"format": "fsdp-migrate model layout", "version": 1,
      "parameters": [{"name": "embed.weight", "shape": [32, 8], "dtype": "float32"},
@@ -39,7 +39,7 @@ class Parameter:
     One name of a parameter. `same_as` is the first name of the same parameter where it is shared.
 
     `strides` (in elements) matter to FSDP of torch 2.6 and later; None is contiguous. `trainable`
-    is None where it is not known.
+    is None where it is not known; `certain` is False where this may as well be a buffer.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Parameter:
     dtype: str | None = None
     same_as: str | None = None
     trainable: bool | None = None
+    certain: bool = True
 
     @property
     def numel(self) -> int:
@@ -164,20 +165,22 @@ def from_index(index: Index, origin: str) -> ModelLayout:
     """
     The layout of a checkpoint whose names and shapes are known, in its own order.
 
-    What is not known to be a buffer counts as a parameter. Two names over the same bytes are one
-    shared parameter. Strides and requires_grad are not in a checkpoint: each parameter is taken to
-    be contiguous.
+    Floating tensors that the checkpoint does not call parameters are kept as uncertain ones: a
+    buffer, or a parameter of a module that FSDP ignored. Two names over the same bytes are one
+    shared parameter. Strides and requires_grad are in no checkpoint: each parameter is taken to be
+    contiguous.
     """
     parameters, buffers = [], []
     first: dict[object, str] = {}
     for name, tensor in index.model.items():
-        if index.role(name) == "buffer":
+        certain = index.role(name) == "parameter"
+        if not certain and not tensor.type.floating:
             buffers.append(Buffer(name, tensor.shape, tensor.dtype))
             continue
         key = (tensor.pieces, tensor.shape)
         same = first.setdefault(key, name) if tensor.numel else name
         alias = None if same == name else same
-        parameters.append(Parameter(name, tensor.shape, None, tensor.dtype, alias))
+        parameters.append(Parameter(name, tensor.shape, None, tensor.dtype, alias, certain=certain))
     return ModelLayout(tuple(parameters), tuple(buffers), origin)
 
 
@@ -209,7 +212,7 @@ def _plain(entry: Parameter | Buffer) -> dict[str, object]:
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in values.items()
-        if value is not None
+        if value is not None and (name, value) != ("certain", True)
     }
 
 
@@ -232,6 +235,7 @@ _PARAMETER = {
     "strides": ("a list of strides", _sizes),
     "same_as": ("a name", _text),
     "trainable": ("true or false", lambda value: isinstance(value, bool)),
+    "certain": ("true or false", lambda value: isinstance(value, bool)),
 }
 
 

@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from fsdp_migrate.checkpoint.gather import Gatherer
+from fsdp_migrate.checkpoint.tensors import Tensor
+
 ROOT = Path(__file__).parents[2] / "fixtures" / "checkpoints"
 
 
@@ -57,3 +60,22 @@ def cases(part: str = "") -> Iterator[Case]:
     for case in sorted(ROOT.glob("*/*/case.json")):
         if (case.parent / part).is_dir():
             yield Case(case.parent)
+
+
+def values(tensor: Tensor) -> torch.Tensor:
+    """The elements of a Tensor, read from disk."""
+    dtype = getattr(torch, tensor.dtype)
+    with Gatherer() as gatherer:
+        data = bytearray(gatherer.read(tensor))
+    if not data:
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype).view(tensor.shape)
+
+
+def equal(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Same dtype, shape and bits."""
+    same = found.dtype == expected.dtype and found.shape == expected.shape
+    if not same or found.numel() == 0:
+        return same
+    left, right = (t.contiguous().reshape(-1).view(torch.uint8) for t in (found, expected))
+    return torch.equal(left, right)
