@@ -39,8 +39,8 @@ class RankValue:
     """
     A tensor as one rank's file knows it: its global shape, and the shards that are in this file.
 
-    `peers` are the ranks the record knows to have parts of the checkpoint, `group` is the number of
-    ranks that share the tensor among them, `rank` the writer's; empty or None where it does not say.
+    `peers` are the ranks the record knows to have parts of the checkpoint, `group` the number of
+    ranks that share the tensor among them, `rank` the writer's; empty or None where not said.
     """
 
     kind: str  # "plain", "ShardedTensor" or "DTensor"

@@ -1,0 +1,81 @@
+"""
+The real checkpoints that tests run over: fixtures/checkpoints/<torch version>/<case>.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fsdp_migrate.checkpoint.gather import Gatherer
+from fsdp_migrate.checkpoint.tensors import Tensor
+
+ROOT = Path(__file__).parents[2] / "fixtures" / "checkpoints"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One checkpointed run; `parts` are the folders below it (local_rank, raw_optim, ...)."""
+
+    path: Path
+
+    @property
+    def torch(self) -> tuple[int, int]:
+        major, minor, *_ = self.path.parent.name.split(".")
+        return int(major), int(minor)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def id(self) -> str:
+        return f"{self.path.parent.name}-{self.name}"
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        return json.loads((self.path / "case.json").read_text())["cfg"]
+
+    @cached_property
+    def truth(self) -> dict[str, Any]:
+        return torch.load(self.path / "truth.pt", weights_only=True)
+
+    def ranks(self, part: str, pattern: str) -> list[Path]:
+        """The rank files of `part` in rank order; `pattern` must match the whole name."""
+        found = [
+            (int(match[1]), path)
+            for path in (self.path / part).iterdir()
+            if (match := re.fullmatch(pattern, path.name))
+        ]
+        return [path for _, path in sorted(found)]
+
+
+def cases(part: str = "") -> Iterator[Case]:
+    """Every case that has the folder `part`."""
+    for case in sorted(ROOT.glob("*/*/case.json")):
+        if (case.parent / part).is_dir():
+            yield Case(case.parent)
+
+
+def values(tensor: Tensor) -> torch.Tensor:
+    """The elements of a Tensor, read from disk."""
+    dtype = getattr(torch, tensor.dtype)
+    with Gatherer() as gatherer:
+        data = bytearray(gatherer.read(tensor))
+    if not data:
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype).view(tensor.shape)
+
+
+def equal(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Same dtype, shape and bits."""
+    same = found.dtype == expected.dtype and found.shape == expected.shape
+    if not same or found.numel() == 0:
+        return same
+    left, right = (t.contiguous().reshape(-1).view(torch.uint8) for t in (found, expected))
+    return torch.equal(left, right)
