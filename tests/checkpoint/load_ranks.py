@@ -26,7 +26,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader
 
 from fsdp_migrate.checkpoint.writers import TargetOptions
 from fsdp_migrate.checkpoint.writers import dcp as writer
