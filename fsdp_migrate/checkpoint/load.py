@@ -77,6 +77,8 @@ def load(
     if source.optimizer is not None:
         optimizer = _optimizer(source.optimizer, options)
         _check_coverage(optimizer, found.tensors)
+    elif source.unwanted_optimizer:
+        notes.append("the optimizer is not converted")
     if compare_replicas:
         for part in {id(p): p for p in (source.model, source.optimizer) if p is not None}.values():
             for name in replicas.check(part.contents.replicas, part.contents.roles):

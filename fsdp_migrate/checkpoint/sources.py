@@ -55,12 +55,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`beside` are files that hold neither model nor optimizer (scheduler, RNG states)."""
+    """
+    `beside` are files that hold neither model nor optimizer (scheduler, RNG states).
+
+    `unwanted_optimizer`: there is one, and the caller did not want it.
+    """
 
     path: Path
     model: Part | None
     optimizer: Part | None
     beside: tuple[str, ...]
+    unwanted_optimizer: bool = False
 
 
 def find(path: Path, optimizer_from: Path | None = None, *, with_optimizer: bool = True) -> Source:
@@ -94,10 +99,15 @@ def find(path: Path, optimizer_from: Path | None = None, *, with_optimizer: bool
             f"{path}: holds no model" + (" and no optimizer" if with_optimizer else "")
         )
     used = [id(part) for part in (model, optimizer) if part is not None]
-    beside = [part.candidate.name for part in parts if id(part) not in used]
+    unwanted = not with_optimizer and any(part.has_optimizer for part in parts)
+    beside = [
+        part.candidate.name
+        for part in parts
+        if id(part) not in used and not (unwanted and part.has_optimizer)
+    ]
     if path.is_dir():
         beside += [file.name for file in _files(path) if _SIDECARS.fullmatch(file.name)]
-    return Source(path, model, optimizer, tuple(beside))
+    return Source(path, model, optimizer, tuple(beside), unwanted)
 
 
 def _read(candidate: Candidate) -> Part:
