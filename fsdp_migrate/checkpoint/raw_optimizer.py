@@ -244,11 +244,18 @@ def _guessed(layout: ModelLayout) -> list[list[str]]:
 def _assigned(
     raw: Numbered, slots: Sequence[Slot], job: Job, lenient: bool
 ) -> Iterator[Assignment]:
+    group_of = {n: number for number, ids in enumerate(raw.groups) for n in ids}
+    grouped = any(slot.groups - {None} for slot in slots)
+
     def fits(slot: Slot, number: int) -> bool:
         given = raw.names.get(number)
-        return (given is None or clean(given) == slot.key) and slot.fits(raw.held[number], job)
+        named_so = given is None or clean(given) == slot.key
+        grouped_so = not grouped or group_of[number] in slot.groups
+        return named_so and grouped_so and slot.fits(raw.held[number], job)
 
     def optional(slot: Slot) -> bool:
+        if grouped and slot.groups == {None}:
+            return True
         if isinstance(slot, UnitSlot):
             return lenient or all(p.parameter.trainable is False for p in slot.unit.placements)
         return lenient or not slot.parameter.certain or slot.parameter.trainable is False
@@ -305,7 +312,7 @@ def _ambiguous(fits: Sequence[_Reading]) -> str:
                 f"the optimizer's id {number} may be {_few(slot.names)} or "
                 f"{_few(other.slots[number].names)}: the sizes of its states fit both. Say which "
                 'parameters were frozen or how they were grouped (a layout with "trainable"), '
-                "or save the optimizer by name (FSDP.optim_state_dict)"
+                "the optimizer by name (FSDP.optim_state_dict)"
             )
     return (
         f"the optimizer's ids may be {one.title} of shard groups of {len(one.job.ranks)} ranks or "

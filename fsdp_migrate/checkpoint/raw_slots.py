@@ -57,6 +57,11 @@ class UnitSlot:
     def names(self) -> list[str]:
         return [placement.parameter.name for placement in self.unit.placements]
 
+    @property
+    def groups(self) -> set[int | None]:
+        """The param groups it may be in; None: in no known one."""
+        return {placement.parameter.group for placement in self.unit.placements}
+
     def fits(self, held: Held, job: Job) -> bool:
         shard = -(-self.unit.numel // len(job.ranks))
         shapes = [v.shape for _, by_rank in held.tensors() for v in by_rank.values()]
@@ -117,6 +122,10 @@ class ParameterSlot:
     @property
     def names(self) -> list[str]:
         return [self.parameter.name]
+
+    @property
+    def groups(self) -> set[int | None]:
+        return {self.parameter.group}
 
     def fits(self, held: Held, job: Job) -> bool:
         tensors = [by_rank for _, by_rank in held.tensors()]
