@@ -292,16 +292,29 @@ def _by_position(
 
 def _fitting(raw: Numbered, readings: Sequence[_Reading], faults: list[str]) -> list[_Reading]:
     """The readings that can be carried out and differ in what they give."""
-    fits: list[tuple[_Reading, Optimizer]] = []
+    fits: list[tuple[_Reading, object]] = []
     for reading in readings:
         try:
             optimizer = reading.optimizer(raw)
         except Incomplete as error:
             faults.append(str(error))
             continue
-        if all(optimizer != other for _, other in fits):
-            fits.append((reading, optimizer))
+        given = _given(optimizer)
+        if all(given != other for _, other in fits):
+            fits.append((reading, given))
     return [reading for reading, _ in fits]
+
+
+def _given(optimizer: Optimizer) -> object:
+    """What an optimizer says, however it was arrived at."""
+    states = {
+        fqn: {
+            key: (v.dtype, v.shape, v.pieces) if isinstance(v, Tensor) else v
+            for key, v in entries.items()
+        }
+        for fqn, entries in optimizer.state.items()
+    }
+    return states, optimizer.groups
 
 
 def _ambiguous(fits: Sequence[_Reading]) -> str:
@@ -311,8 +324,9 @@ def _ambiguous(fits: Sequence[_Reading]) -> str:
             return (
                 f"the optimizer's id {number} may be {_few(slot.names)} or "
                 f"{_few(other.slots[number].names)}: the sizes of its states fit both. Say which "
-                'parameters were frozen or how they were grouped (a layout with "trainable"), '
-                "the optimizer by name (FSDP.optim_state_dict)"
+                'parameters were frozen, or in which group (a layout with "trainable" or "group", '
+                "or a factory that returns the model and its optimizer), or save the optimizer by "
+                "name (FSDP.optim_state_dict)"
             )
     return (
         f"the optimizer's ids may be {one.title} of shard groups of {len(one.job.ranks)} ranks or "

@@ -64,7 +64,10 @@ class UnitSlot:
 
     def fits(self, held: Held, job: Job) -> bool:
         shard = -(-self.unit.numel // len(job.ranks))
-        shapes = [v.shape for _, by_rank in held.tensors() for v in by_rank.values()]
+        values = [value for _, by_rank in held.tensors() for value in by_rank.values()]
+        if any(value.sharded for value in values):
+            return False
+        shapes = [value.shape for value in values]
         flat = [shape for shape in shapes if math.prod(shape) != 1 or shard == 1]
         return all(shape in ((shard,), ()) for shape in flat)
 
