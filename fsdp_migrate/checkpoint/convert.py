@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,7 +20,8 @@ from fsdp_migrate.checkpoint.plan import Plan
 from fsdp_migrate.checkpoint.proof import Pair
 from fsdp_migrate.checkpoint.tensors import Tensor
 from fsdp_migrate.checkpoint.writers import WRITERS, TargetOptions, Writer
-from fsdp_migrate.errors import TargetError, UsageError
+from fsdp_migrate.checkpoint.writers.ties import tied_by_config
+from fsdp_migrate.errors import OpenQuestion, TargetError, UsageError
 
 Stage: TypeAlias = Callable[[str, int], Callable[[int], None]]
 
@@ -79,7 +80,24 @@ def prepare(request: Request) -> Prepared:
     chosen = writer(request.to)
     loaded = load(request.source, request.load)
     index = rename(loaded.index, request.names)
-    return Prepared(loaded, index, chosen.plan(index, request.target))
+    target = request.target
+    if request.to == "hf":
+        target = replace(target, proven_equal=_equal_ties(index, target))
+    return Prepared(loaded, index, chosen.plan(index, target))
+
+
+def _equal_ties(index: Index, target: TargetOptions) -> frozenset[frozenset[str]]:
+    """The pairs that the config ties and whose bytes are equal; others have no right answer."""
+    equal = set()
+    for kept, alias in tied_by_config(index, target.hf_config):
+        if not _same(index.model[kept], index.model[alias]):
+            raise OpenQuestion(
+                f"config.json ties {alias} to {kept} (tie_word_embeddings), but their values "
+                "differ: transformers would drop one of them. If they are not tied, give "
+                "--hf-config a folder whose config.json says tie_word_embeddings: false"
+            )
+        equal.add(frozenset((kept, alias)))
+    return frozenset(equal)
 
 
 def convert(request: Request, stage: Stage = quiet) -> Converted:

@@ -32,6 +32,10 @@ LAYOUT = Annotated[
     Path | None,
     typer.Option("--layout", metavar="FILE", help="Flat parameters: layout as inspect-ckpt emits."),
 ]
+SOURCE_TORCH = Annotated[
+    str | None,
+    typer.Option("--source-torch", metavar="VERSION", help="The torch that wrote SOURCE."),
+]
 MODEL_ROOT = Annotated[
     str | None, typer.Option("--model-root", help="Which model, where a file holds several.")
 ]
@@ -80,6 +84,7 @@ def convert_ckpt(
     model: MODEL = None,
     hf_config: HF_CONFIG = None,
     layout: LAYOUT = None,
+    source_torch: SOURCE_TORCH = None,
     model_root: MODEL_ROOT = None,
     optimizer_root: OPTIMIZER_ROOT = None,
     copy: Annotated[
@@ -117,6 +122,7 @@ def convert_ckpt(
                 model=model,
                 hf_config=hf_config,
                 layout=layout,
+                source_torch=source_torch,
             ),
             names=NameOptions(
                 strip_prefix,
@@ -161,13 +167,14 @@ def inspect_ckpt(
     model: MODEL = None,
     hf_config: HF_CONFIG = None,
     layout: LAYOUT = None,
+    source_torch: SOURCE_TORCH = None,
     model_root: MODEL_ROOT = None,
     optimizer_root: OPTIMIZER_ROOT = None,
     as_json: JSON = False,
 ) -> None:
     """Say what a checkpoint is: format, ranks, parameters, optimizer, oddities."""
     with exits(as_json=as_json):
-        from fsdp_migrate.checkpoint.inspect import report
+        from fsdp_migrate.checkpoint.inspect import report, write_layout
         from fsdp_migrate.checkpoint.load import LoadOptions, load
 
         options = LoadOptions(
@@ -175,10 +182,14 @@ def inspect_ckpt(
             model=model,
             hf_config=hf_config,
             layout=layout,
+            source_torch=source_torch,
             model_root=model_root,
             optimizer_root=optimizer_root,
         )
-        found = report(load(source, options, for_inspection=True))
+        loaded = load(source, options, for_inspection=True)
+        if emit_layout is not None:
+            write_layout(loaded, emit_layout)
+        found = report(loaded)
         if as_json:
             value = asdict(found)
             if not tensors:
@@ -197,6 +208,7 @@ def compare_ckpt(
     model: MODEL = None,
     hf_config: HF_CONFIG = None,
     layout: LAYOUT = None,
+    source_torch: SOURCE_TORCH = None,
     as_json: JSON = False,
 ) -> None:
     """Compare two checkpoints by name, shape, dtype and value; exit 1 if they differ."""
@@ -206,7 +218,11 @@ def compare_ckpt(
         from fsdp_migrate.cli.progress import size, stages
 
         options = LoadOptions(
-            with_optimizer=not no_optimizer, model=model, hf_config=hf_config, layout=layout
+            with_optimizer=not no_optimizer,
+            model=model,
+            hf_config=hf_config,
+            layout=layout,
+            source_torch=source_torch,
         )
         one, other = load(a, options).index, load(b, options).index
         total = sum(t.nbytes for index in (one, other) for t in named_tensors(index).values())

@@ -23,9 +23,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP  # noqa: N817, as everyone calls it
+from torch.distributed.fsdp import StateDictType, fully_shard
 from torch.distributed.tensor import DTensor
-
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -108,7 +108,33 @@ def check_torchtitan(folder: Path, name: str) -> None:
     compare(model, optimizer, folder)
 
 
+def check_fsdp1(folder: Path, name: str) -> None:
+    """The way back: real FSDP1 takes a FULL_STATE_DICT file; its local pieces are put together."""
+    model = FSDP(Nasty(), device_id=torch.device("cpu"), use_orig_params=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    content = torch.load(folder / name, weights_only=True)
+    truth = torch.load(folder / "truth.pt", weights_only=True)
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        model.load_state_dict(content["model"])
+        state = FSDP.optim_state_dict_to_load(model, optimizer, content["optim"])
+        optimizer.load_state_dict(state)
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, truth["model"][key]), key
+    local = {
+        key.removeprefix("_fsdp_wrapped_module."): dict(optimizer.state[value])
+        for key, value in model.named_parameters()
+    }
+    ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, local)
+    for key, entries in truth["optim"].items():
+        for what, value in entries.items():
+            pieces = [rank[key][what].reshape(-1) for rank in ranks if what in rank[key]]
+            got = pieces[0] if what == "step" else torch.cat(pieces)
+            assert torch.equal(got, value.reshape(-1)), (key, what)
+
+
 CHECKS = {
+    "fsdp1": check_fsdp1,
     "plain": check_plain,
     "accelerate": check_accelerate,
     "torchtitan": check_torchtitan,
