@@ -43,6 +43,14 @@ class Saved:
         return self.kind.startswith("local")
 
     @property
+    def raw(self) -> bool:
+        """Whether its optimizer's states are numbered, as optimizer.state_dict() numbers them."""
+        if self.case.settings.get("fsdp2"):
+            return self.kind in ("ranks", "dcp_plain")
+        rekeyed = self.optimizer is not None and "rekeyed" in self.optimizer.name
+        return rekeyed or self.kind == "nested-ranks"
+
+    @property
     def lost(self) -> bool:
         """torch 1.13 pickled nested state dicts through DCP as one object of rank 0."""
         return self.case.torch < (2, 0) and self.kind in ("dcp", "nested_dcp")
@@ -70,8 +78,11 @@ def _of(case: Case, part: Path) -> Iterator[Saved]:
                 if (part / name).exists():
                     yield Saved(case, "full", model, part / name)
         case "sharded_rank":
-            has_model = any(path.name.startswith("model") for path in part.iterdir())
-            yield Saved(case, "ranks" if has_model else "ranks-optimizer", part)
+            found = {path.name.partition("_")[0] for path in part.iterdir()}
+            if found >= {"model", "optim"}:
+                yield Saved(case, "ranks", part)
+            elif found & {"model", "optim"}:
+                yield Saved(case, f"ranks-{'model' if 'model' in found else 'optimizer'}", part)
         case "sharded_dcp_old" | "sharded_dcp_new" | "dcp_get_state_dict" | "dcp_plain":
             yield Saved(case, "dcp" if part.name.startswith("sharded") else part.name, part)
         case "sharded_dcp_toplevel" | "nested_dcp" | "local_dcp":
