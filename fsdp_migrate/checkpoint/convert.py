@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,10 +17,11 @@ from fsdp_migrate.checkpoint.index import Index, Optimizer
 from fsdp_migrate.checkpoint.load import Loaded, LoadOptions, load
 from fsdp_migrate.checkpoint.names import NameOptions, rename
 from fsdp_migrate.checkpoint.plan import Plan
-from fsdp_migrate.checkpoint.proof import Pair
+from fsdp_migrate.checkpoint.proof import Pair, SameFiles
 from fsdp_migrate.checkpoint.tensors import Tensor
-from fsdp_migrate.checkpoint.writers import WRITERS, TargetOptions, Writer
-from fsdp_migrate.errors import TargetError, UsageError
+from fsdp_migrate.checkpoint.writers import WRITERS, TargetOptions, Writer, dcp, dcp_link
+from fsdp_migrate.checkpoint.writers.ties import tied_by_config
+from fsdp_migrate.errors import OpenQuestion, TargetError, UsageError
 
 Stage: TypeAlias = Callable[[str, int], Callable[[int], None]]
 
@@ -59,11 +60,22 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class Proof:
+    """
+    `hashes`: the xxh3-128 of each written tensor by name, equal to the source's. `linked`: the
+    tensors that need none, because they are the source's own bytes under a hard link.
+    """
+
+    hashes: Mapping[str, str]
+    linked: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Converted:
-    """`hashes` are the xxh3-128 of the written tensors by name, empty without verification."""
+    """What was done. `proof` is None without verification."""
 
     prepared: Prepared
-    hashes: Mapping[str, str] = field(default_factory=dict)
+    proof: Proof | None
 
 
 def writer(name: str) -> Writer:
@@ -79,7 +91,33 @@ def prepare(request: Request) -> Prepared:
     chosen = writer(request.to)
     loaded = load(request.source, request.load)
     index = rename(loaded.index, request.names)
-    return Prepared(loaded, index, chosen.plan(index, request.target))
+    target = request.target
+    if request.to == "hf":
+        target = replace(target, proven_equal=_equal_ties(index, target))
+    if request.to == dcp.NAME and dcp_link.obstacle(index, target, _originals(loaded)) is None:
+        return Prepared(loaded, index, dcp_link.plan(index, target))
+    return Prepared(loaded, index, chosen.plan(index, target))
+
+
+def _originals(loaded: Loaded) -> Iterator[Tensor]:
+    """The tensors as the readers gave them."""
+    for part in (loaded.source.model, loaded.source.optimizer):
+        if part is not None:
+            yield from (tensor for _, tensor in part.contents.tensors())
+
+
+def _equal_ties(index: Index, target: TargetOptions) -> frozenset[frozenset[str]]:
+    """The pairs that the config ties and whose bytes are equal; others have no right answer."""
+    equal = set()
+    for kept, alias in tied_by_config(index, target.hf_config):
+        if not _same(index.model[kept], index.model[alias]):
+            raise OpenQuestion(
+                f"config.json ties {alias} to {kept} (tie_word_embeddings), but their values "
+                "differ: transformers would drop one of them. If they are not tied, give "
+                "--hf-config a folder whose config.json says tie_word_embeddings: false"
+            )
+        equal.add(frozenset((kept, alias)))
+    return frozenset(equal)
 
 
 def convert(request: Request, stage: Stage = quiet) -> Converted:
@@ -89,29 +127,37 @@ def convert(request: Request, stage: Stage = quiet) -> Converted:
     with staged(request.output, overwrite=request.overwrite) as staging:
         check_space(plan, staging.parent)
         execute(plan, staging, stage("writing", plan.bytes_to_write), sync=request.sync)
-        hashes: Mapping[str, str] = {}
-        if request.verify:
-            hashes = _prove(prepared, staging, stage)
-        text = manifest.dumps(prepared.loaded, prepared.index, request.to, request.target, hashes)
+        proved = _prove(prepared, staging, stage) if request.verify else None
+        text = manifest.dumps(
+            prepared.loaded,
+            prepared.index,
+            request.to,
+            request.target,
+            proved.hashes if proved else None,
+        )
         if not plan.single_file:
             (staging / manifest.NAME).write_text(text, "utf-8")
     if plan.single_file:
         manifest.beside(request.output).write_text(text, "utf-8")
-    return Converted(prepared, hashes)
+    return Converted(prepared, proved)
 
 
-def _prove(prepared: Prepared, staging: Path, stage: Stage) -> dict[str, str]:
+def _prove(prepared: Prepared, staging: Path, stage: Stage) -> Proof:
     """Read the output with its own reader; every tensor of the source must be in it, equal."""
     index = prepared.index
     written = load(staging, LoadOptions(), compare_replicas=False).index
     pairs = list(_model_pairs(index, written))
     if index.optimizer is not None and written.optimizer is not None:
         pairs += _optimizer_pairs(index.optimizer, written.optimizer)
+    # A hard link is the same file: there is nothing to compare, however many terabytes it has.
+    files = SameFiles()
+    linked = {pair.name for pair in pairs if files.hold(pair.source, pair.written)}
+    pairs = [pair for pair in pairs if pair.name not in linked]
     total = sum(pair.source.nbytes + pair.written.nbytes for pair in pairs)
     progress = stage("verifying", total)
     hashes = proof.prove(pairs, progress)
     proof.check_records(pair.source for pair in pairs)
-    return hashes
+    return Proof(hashes, tuple(sorted(linked)))
 
 
 def _model_pairs(index: Index, written: Index) -> Iterator[Pair]:

@@ -7,11 +7,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from fsdp_migrate.checkpoint.assemble import is_flat_key
 from fsdp_migrate.checkpoint.contents import Contents, shown
 from fsdp_migrate.checkpoint.index import Index
 from fsdp_migrate.checkpoint.load import Loaded
+from fsdp_migrate.checkpoint.model_layout import from_index
 from fsdp_migrate.checkpoint.tensors import Block, Tensor
+from fsdp_migrate.errors import OpenQuestion, TargetError
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,27 @@ def report(loaded: Loaded) -> Report:
             for name, t in index.model.items()
         ),
     )
+
+
+def write_layout(loaded: Loaded, path: Path) -> None:
+    """
+    The model's layout as JSON, for `--layout`. Raises `TargetError` where `path` exists.
+
+    Raises `OpenQuestion` for flat parameters whose names are not known.
+    """
+    if any(is_flat_key((name,)) for name in loaded.index.model):
+        raise OpenQuestion(
+            f"{loaded.source.path} holds flat parameters, which have no names: give --model or "
+            "--hf-config, or emit the layout from a checkpoint of the same model that has names"
+        )
+    layout = loaded.layout or from_index(loaded.index, str(loaded.source.path))
+    try:
+        with path.open("x", encoding="utf-8") as stream:
+            stream.write(layout.to_json())
+    except FileExistsError:
+        raise TargetError(f"{path} exists") from None
+    except OSError as error:
+        raise TargetError(f"{path}: {error.strerror}") from None
 
 
 def ties(index: Index) -> tuple[tuple[str, ...], ...]:

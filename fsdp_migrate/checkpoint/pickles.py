@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -110,6 +111,10 @@ class Storage:
     key: str
 
 
+_NUMPY_SCALARS = {
+    "f8": "<d", "f4": "<f", "f2": "<e", "i8": "<q", "i4": "<i", "i2": "<h", "i1": "<b",
+    "u8": "<Q", "u4": "<I", "u2": "<H", "u1": "<B", "b1": "<?",
+}  # fmt: skip
 # Modules of the standard library whose objects may stand beside a model; by full name.
 _HARMLESS = {
     ("argparse", "Namespace"),
@@ -224,6 +229,10 @@ class Unpickler(pickle.Unpickler):
             rebuild = getattr(self, f"_torch{name}", None)
             if rebuild is not None:
                 return rebuild
+            if name.startswith("_rebuild"):
+                raise Unsupported(f"{self._path}: tensors of {name[9:]} are not supported")
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "scalar":
+            return self._numpy_scalar
         full = f"{module}.{name}"
         if _ROWS.fullmatch(full):
             return type(name, (Row,), {})
@@ -333,6 +342,16 @@ class Unpickler(pickle.Unpickler):
         raise Forbidden(
             f"{self._path}: its pickle asks for getattr(…, {name!r}), which is never run"
         )
+
+    def _numpy_scalar(self, dtype: Any, data: Any = b"") -> Any:
+        """A numpy number, as schedulers leave them in param groups: the same Python number."""
+        code = dtype.args[0] if isinstance(dtype, Foreign) and dtype.args else None
+        if isinstance(data, Foreign) and len(data.args) == 2:
+            data = str(data.args[0]).encode(str(data.args[1]))  # protocol 2 spells bytes so
+        layout = _NUMPY_SCALARS.get(str(code))
+        if layout is None or not isinstance(data, bytes) or len(data) != struct.calcsize(layout):
+            return type("scalar", (Foreign,), {"qualified": "numpy.scalar"})()
+        return struct.unpack(layout, data)[0]
 
     def _stored(
         self, storage: Any, dtype: Any, offset: int, shape: Any, strides: Any, metadata: Any
