@@ -17,9 +17,9 @@ from fsdp_migrate.checkpoint.index import Index, Optimizer
 from fsdp_migrate.checkpoint.load import Loaded, LoadOptions, load
 from fsdp_migrate.checkpoint.names import NameOptions, rename
 from fsdp_migrate.checkpoint.plan import Plan
-from fsdp_migrate.checkpoint.proof import Pair
+from fsdp_migrate.checkpoint.proof import Pair, SameFiles
 from fsdp_migrate.checkpoint.tensors import Tensor
-from fsdp_migrate.checkpoint.writers import WRITERS, TargetOptions, Writer
+from fsdp_migrate.checkpoint.writers import WRITERS, TargetOptions, Writer, dcp, dcp_link
 from fsdp_migrate.checkpoint.writers.ties import tied_by_config
 from fsdp_migrate.errors import OpenQuestion, TargetError, UsageError
 
@@ -83,7 +83,16 @@ def prepare(request: Request) -> Prepared:
     target = request.target
     if request.to == "hf":
         target = replace(target, proven_equal=_equal_ties(index, target))
+    if request.to == dcp.NAME and dcp_link.obstacle(index, target, _originals(loaded)) is None:
+        return Prepared(loaded, index, dcp_link.plan(index, target))
     return Prepared(loaded, index, chosen.plan(index, target))
+
+
+def _originals(loaded: Loaded) -> Iterator[Tensor]:
+    """The tensors as the readers gave them."""
+    for part in (loaded.source.model, loaded.source.optimizer):
+        if part is not None:
+            yield from (tensor for _, tensor in part.contents.tensors())
 
 
 def _equal_ties(index: Index, target: TargetOptions) -> frozenset[frozenset[str]]:
@@ -125,6 +134,9 @@ def _prove(prepared: Prepared, staging: Path, stage: Stage) -> dict[str, str]:
     pairs = list(_model_pairs(index, written))
     if index.optimizer is not None and written.optimizer is not None:
         pairs += _optimizer_pairs(index.optimizer, written.optimizer)
+    # A hard link is the same file: there is nothing to compare, however many terabytes it has.
+    files = SameFiles()
+    pairs = [pair for pair in pairs if not files.hold(pair.source, pair.written)]
     total = sum(pair.source.nbytes + pair.written.nbytes for pair in pairs)
     progress = stage("verifying", total)
     hashes = proof.prove(pairs, progress)

@@ -60,6 +60,8 @@ class Writer:
         return False if self.newest <= (2, 5) else None
 
 
+ANY_WRITER = Writer()
+
 # What containers reveal (see `Contents.writer`). A mark that 2.6 lacks and 2.13 has says nothing
 # of the versions in between, so its absence is no upper bound of 2.6.
 _WRITERS = {
@@ -68,7 +70,7 @@ _WRITERS = {
     ">=2.1": Writer(oldest=(2, 1), newest=(2, 12)),
     ">=2.4": Writer(oldest=(2, 4), newest=(2, 12)),
     ">2.6": Writer(oldest=(2, 7)),
-    "": Writer(),
+    "": ANY_WRITER,
 }
 
 
@@ -236,7 +238,7 @@ class Evidence:
     loose: Mapping[str, Tensor] = field(default_factory=dict)
     views: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     world_size: int | None = None
-    writer: Writer = Writer()
+    writer: Writer = ANY_WRITER
     ignored: frozenset[str] = frozenset()
 
 

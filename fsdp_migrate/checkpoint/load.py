@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fsdp_migrate.checkpoint import replicas, sources
-from fsdp_migrate.checkpoint.contents import Contents, foreign_in, shown
+from fsdp_migrate.checkpoint import raw_optimizer, replicas, sources
+from fsdp_migrate.checkpoint.contents import Contents, Replica, foreign_in, shown
 from fsdp_migrate.checkpoint.flat import FLAT_KEYS, flats_of, unflatten
 from fsdp_migrate.checkpoint.flat_layout import Evidence, Unit, writer_of
 from fsdp_migrate.checkpoint.gather import Gatherer
 from fsdp_migrate.checkpoint.index import Index, Optimizer, Role
 from fsdp_migrate.checkpoint.meta_model import from_factory, from_hf_config
-from fsdp_migrate.checkpoint.model_layout import ModelLayout, from_json
+from fsdp_migrate.checkpoint.model_layout import ModelLayout, from_index, from_json
 from fsdp_migrate.checkpoint.names import clean, cleaned
 from fsdp_migrate.checkpoint.sorting import choose, keyed_optimizer, model_values
 from fsdp_migrate.checkpoint.sources import Part, Source
@@ -73,13 +73,16 @@ def load(
     if source.model is not None:
         found = _model(source.model, options, notes, for_inspection)
         _report_extras(source.model, notes)
-    optimizer = None
+    optimizer: Optimizer | None = None
+    copies: tuple[Replica, ...] = ()
     if source.optimizer is not None:
-        optimizer = _optimizer(source.optimizer, options)
-        _check_coverage(optimizer, found.tensors)
+        optimizer, copies = _optimizer(source, found, options, notes, for_inspection)
+        if optimizer is not None:
+            _check_coverage(optimizer, found.tensors)
     elif source.unwanted_optimizer:
         notes.append("the optimizer is not converted")
     if compare_replicas:
+        replicas.check(copies, {})
         for part in {id(p): p for p in (source.model, source.optimizer) if p is not None}.values():
             for name in replicas.check(part.contents.replicas, part.contents.roles):
                 notes.append(f"{name}: differs between ranks; rank 0's is taken, as FSDP does")
@@ -183,13 +186,71 @@ def _layout(options: LoadOptions, path: Path, notes: list[str]) -> ModelLayout |
     return None
 
 
-def _optimizer(part: Part, options: LoadOptions) -> Optimizer:
+def _optimizer(
+    source: Source,
+    found: _Model,
+    options: LoadOptions,
+    notes: list[str],
+    for_inspection: bool,
+) -> tuple[Optimizer | None, tuple[Replica, ...]]:
+    """The optimizer, and the copies of its states that a raw one leaves to be compared."""
+    part = source.optimizer
+    assert part is not None
     roots = [*part.sorted.optimizer_roots, *part.sorted.raw_roots]
     root = choose("optimizer", roots, options.optimizer_root)
     assert root is not None
-    if root in part.contents.raw:
-        raise OpenQuestion("raw optimizers need names")  # replaced by the raw step
-    return keyed_optimizer(part.contents, root)
+    if root not in part.contents.raw:
+        return keyed_optimizer(part.contents, root), ()
+    known = _known(source, found, options, notes)
+    if known is None:
+        if not for_inspection:
+            raise OpenQuestion(_NO_NAMES.format(path=part.candidate.path))
+        notes.append("the optimizer's states are numbered: names need the model, or its layout")
+        return None, ()
+    with Gatherer() as gatherer:
+        named = raw_optimizer.name(part.contents.raw[root], known, gatherer.read)
+    notes += named.notes
+    return named.optimizer, named.replicas
+
+
+_NO_NAMES = (
+    "{path} holds an optimizer whose states are numbered (optimizer.state_dict()), and no model "
+    "beside it says which number is which parameter: give --model PACKAGE.MODULE:FACTORY, "
+    "--hf-config DIR or --layout FILE, or a folder that holds the model files too"
+)
+
+
+def _known(
+    source: Source, found: _Model, options: LoadOptions, notes: list[str]
+) -> raw_optimizer.Known | None:
+    """What the model beside a raw optimizer tells of it."""
+    assert source.optimizer is not None
+    part = source.model or source.optimizer
+    flat = bool(flats_of(found.tensors))
+    layout = found.layout
+    if layout is None and (flat or not found.tensors or _layout_given(options)):
+        layout = _layout(options, part.candidate.path, notes)
+    if layout is None and found.tensors and not flat:
+        index = Index(found.tensors, roles=found.roles)
+        layout = from_index(index, str(part.candidate.path))
+    if layout is None:
+        return None
+    contents = part.contents
+    prefixes = [unit.prefix for unit in found.units]
+    owned = {name for unit in found.units for name in unit.names()}
+    return raw_optimizer.Known(
+        layout=layout,
+        prefixes=prefixes or raw_optimizer.wrap_prefixes(contents.module_paths),
+        ignored=frozenset(p.name for p in layout if p.name not in owned) if owned else frozenset(),
+        group_size=contents.group_size,
+        writer=writer_of(contents.writer, options.source_torch),
+        tensors=found.tensors or None,
+    )
+
+
+def _layout_given(options: LoadOptions) -> bool:
+    given = (options.model, options.layout, options.hf_config)
+    return any(value is not None for value in given)
 
 
 def _check_distinct(new: Mapping[str, str]) -> None:

@@ -24,7 +24,8 @@ def from_factory(spec: str) -> ModelLayout:
     The layout of the model that `spec`, "package.module:factory", names.
 
     The factory is a module's class or any callable without arguments; an nn.Module is taken as it
-    is. Modules are found as `python -m` finds them: in the working folder, then on PYTHONPATH.
+    is. It may return (model, optimizer) too, to tell which parameters are in which param group.
+    Modules are found as `python -m` finds them: in the working folder, then on PYTHONPATH.
     """
     module_name, colon, attribute = spec.partition(":")
     if not (module_name and colon and attribute):
@@ -40,7 +41,7 @@ def from_factory(spec: str) -> ModelLayout:
             raise UsageError(
                 f"{origin}: {module_name} ({getattr(module, '__file__', None)}) has no {attribute}"
             ) from None
-    return from_module(_built(found, origin), origin)
+    return from_module(*_built(found, origin), origin)
 
 
 def from_hf_config(folder: Path) -> ModelLayout:
@@ -80,13 +81,15 @@ def from_hf_config(folder: Path) -> ModelLayout:
             f"{config_file}: transformers {transformers.__version__} has no {names[0]}; code "
             "beside a config is never run here. Use --model with a factory that builds it"
         )
-    return from_module(_built(lambda: cls._from_config(config), origin), origin)
+    return from_module(*_built(lambda: cls._from_config(config), origin), origin)
 
 
-def from_module(module: Any, origin: str) -> ModelLayout:
-    """The layout of an nn.Module, on any device."""
+def from_module(module: Any, optimizer: Any, origin: str) -> ModelLayout:
+    """The layout of an nn.Module, on any device; `optimizer` may be None."""
     import torch
 
+    groups = optimizer.param_groups if optimizer is not None else ()
+    group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
     parameters = []
     first: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -104,6 +107,7 @@ def from_module(module: Any, origin: str) -> ModelLayout:
                 str(parameter.dtype).removeprefix("torch."),
                 None if same == name else same,
                 bool(parameter.requires_grad),
+                group=group_of.get(id(parameter)),
             )
         )
     if not parameters:
@@ -129,20 +133,29 @@ def _imported(name: str, origin: str) -> Any:
         raise
 
 
-def _built(found: Any, origin: str) -> Any:
+def _built(found: Any, origin: str) -> tuple[Any, Any]:
+    """The module, and the optimizer or None."""
     import torch
 
     if isinstance(found, torch.nn.Module):
-        return found
+        return found, None
     if not callable(found):
         raise UsageError(
             f"{origin}: a {type(found).__name__} is neither an nn.Module nor can it be called"
         )
     with _guest(origin), torch.device("meta"):
         built = found()
+    optimizer = None
+    if isinstance(built, tuple) and len(built) == 2:
+        built, optimizer = built
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                f"{origin}: it returns a pair whose second is a {type(optimizer).__name__}, not an "
+                "optimizer"
+            )
     if not isinstance(built, torch.nn.Module):
         raise UsageError(f"{origin}: it returns a {type(built).__name__}, not an nn.Module")
-    return built
+    return built, optimizer
 
 
 @contextlib.contextmanager

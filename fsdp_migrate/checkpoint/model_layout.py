@@ -9,7 +9,7 @@ first, which is how FSDP walks a module to flatten it.
 The JSON form, version 1 (only `name` and `shape` must be given)::
 
     {"format": "fsdp-migrate model layout", "version": 1,
-     "parameters": [{"name": "embed.weight", "shape": [32, 8], "dtype": "float32"},
+     "parameters": [{"name": "embed.weight", "shape": [32, 8], "dtype": "float32", "group": 0},
                     {"name": "head.weight", "shape": [32, 8], "same_as": "embed.weight"},
                     {"name": "conv.weight", "shape": [4, 2, 3], "strides": [6, 1, 2],
                      "trainable": false}],
@@ -39,7 +39,8 @@ class Parameter:
     One name of a parameter. `same_as` is the first name of the same parameter where it is shared.
 
     `strides` (in elements) matter to FSDP of torch 2.6 and later; None is contiguous. `trainable`
-    is None where it is not known; `certain` is False where this may as well be a buffer.
+    is None where it is not known; `certain` is False where this may as well be a buffer. `group` is
+    the optimizer's param group; where any parameter has one, those without are in no group.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Parameter:
     same_as: str | None = None
     trainable: bool | None = None
     certain: bool = True
+    group: int | None = None
 
     @property
     def numel(self) -> int:
@@ -236,6 +238,7 @@ _PARAMETER = {
     "same_as": ("a name", _text),
     "trainable": ("true or false", lambda value: isinstance(value, bool)),
     "certain": ("true or false", lambda value: isinstance(value, bool)),
+    "group": ("the number of a param group", lambda value: type(value) is int and value >= 0),
 }
 
 

@@ -22,7 +22,7 @@ from fsdp_migrate.checkpoint.archive import Record, index_archive
 from fsdp_migrate.checkpoint.cast import cast_into
 from fsdp_migrate.checkpoint.execute import BUFFER, THREADS, Progress
 from fsdp_migrate.checkpoint.gather import Gatherer
-from fsdp_migrate.checkpoint.tensors import Item, Tensor
+from fsdp_migrate.checkpoint.tensors import Item, Piece, Tensor
 from fsdp_migrate.errors import Corrupt, TargetError
 
 T = TypeVar("T")
@@ -35,6 +35,34 @@ class Pair:
     name: str
     source: Tensor
     written: Tensor
+
+
+class SameFiles:
+    """Tells tensors that lie in the same bytes on disk, through hard links."""
+
+    def __init__(self) -> None:
+        self._inodes: dict[Path, tuple[int, int]] = {}
+
+    def hold(self, one: Tensor, other: Tensor) -> bool:
+        """Whether both have the same boxes at the same places of the same files."""
+        return (
+            (one.shape, one.dtype) == (other.shape, other.dtype)
+            and len(one.pieces) == len(other.pieces)
+            and all(
+                self._place(a) == self._place(b)
+                for a, b in zip(one.pieces, other.pieces, strict=True)
+            )
+        )
+
+    def _place(self, part: Piece) -> tuple[object, ...]:
+        store = part.store
+        path, item = (store.path, store[1:3]) if isinstance(store, Item) else (store, None)
+        inode = self._inodes.get(path)
+        if inode is None:
+            status = path.stat()
+            inode = self._inodes[path] = status.st_dev, status.st_ino
+        box = part._replace(store=Path())
+        return inode, item, box
 
 
 def prove(pairs: Sequence[Pair], progress: Progress = lambda _: None) -> dict[str, str]:

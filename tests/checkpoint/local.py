@@ -17,7 +17,7 @@ from fsdp_migrate.checkpoint.readers import ranks
 from fsdp_migrate.checkpoint.sorting import model_values
 from fsdp_migrate.checkpoint.tensors import Tensor
 from tests.checkpoint.cases import Case
-from tests.checkpoint.tiny_model import Tiny
+from tests.checkpoint.tiny_model import Tiny, param_groups
 
 
 def layout_of(settings: Mapping[str, Any]) -> ModelLayout:
@@ -29,7 +29,8 @@ def layout_of(settings: Mapping[str, Any]) -> ModelLayout:
             noncontig=bool(settings.get("noncontig")),
             frozen=settings.get("frozen"),
         )
-    return from_module(model, "the test's model")
+    optimizer = torch.optim.SGD(param_groups(model)) if settings.get("groups") else None
+    return from_module(model, optimizer, "the test's model")
 
 
 def read_local(case: Case) -> tuple[dict[str, Tensor], Contents]:

@@ -19,8 +19,7 @@ from fsdp_migrate.checkpoint.tensors import Tensor
 from fsdp_migrate.checkpoint.writers import TargetOptions, ties
 from fsdp_migrate.checkpoint.writers import hf as writer
 from fsdp_migrate.errors import Unsupported, UsageError
-from tests.checkpoint.test_writers_torch import SHAPES, _bytes, _example
-from tests.checkpoint.writer_contract import store, write
+from tests.checkpoint.writer_contract import SHAPES, example, raw, store, write
 
 NAMEABLE = st.sampled_from([d.name for d in DTYPES.values() if d.safetensors])
 
@@ -188,11 +187,11 @@ def test_a_dtype_without_a_name_is_refused(dtype):
 def test_every_dtype_and_shape_survives(tmp_path_factory, examples):
     """0-dim, empty, bool, int, 8-bit floats, in any mix: safetensors reads the same bytes."""
     folder = tmp_path_factory.mktemp("dtypes")
-    values = {f"t{n}": _example(*example) for n, example in enumerate(examples)}
+    values = {f"t{n}": example(*drawn) for n, drawn in enumerate(examples)}
     index = Index({name: store(folder, name, value) for name, value in values.items()})
     output = write(writer.plan(index, TargetOptions()), folder / "o")
     loaded = load_file(output / "model.safetensors")
 
     for name, value in values.items():
         assert (loaded[name].dtype, loaded[name].shape) == (value.dtype, value.shape)
-        assert _bytes(loaded[name]) == _bytes(value)
+        assert raw(loaded[name]) == raw(value)

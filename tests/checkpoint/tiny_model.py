@@ -88,3 +88,11 @@ class Tiny(nn.Module):
             for layer in self.model.layers:
                 layer.self_attn.k_proj.weight.requires_grad_(False)
             self.model.odd.requires_grad_(False)
+
+
+def param_groups(model: nn.Module) -> list[dict[str, object]]:
+    """The fixtures' two groups: biases and norms without weight decay."""
+    named = list(model.named_parameters())
+    plain = [p for n, p in named if n.endswith("bias") or "norm" in n]
+    ids = {id(p) for p in plain}
+    return [{"params": [p for _, p in named if id(p) not in ids]}, {"params": plain}]

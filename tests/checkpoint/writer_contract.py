@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import torch
+from hypothesis import strategies as st
 
+from fsdp_migrate.checkpoint.dtypes import DTYPES
 from fsdp_migrate.checkpoint.execute import execute
 from fsdp_migrate.checkpoint.index import Group, Index, Optimizer
 from fsdp_migrate.checkpoint.plan import Plan
@@ -79,6 +81,21 @@ def index_of(folder: Path, values: dict[str, dict]) -> Index:
     group = Group(tuple(values["optim"]), ADAMW_2_6)
     roles = {name: "parameter" if name in parameters else "buffer" for name in model}
     return Index(model, Optimizer(state, (group,)), roles)
+
+
+def example(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    dtype = getattr(torch, name)
+    count = torch.Size(shape).numel() * dtype.itemsize
+    raw = torch.randint(0, 2 if name == "bool" else 256, (count,), dtype=torch.uint8)
+    return raw.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+
+
+SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
+NAMES = st.sampled_from([name for name in DTYPES if hasattr(torch, name)])
+
+
+def raw(value: torch.Tensor) -> bytes:
+    return value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def write(plan: Plan, output: Path) -> Path:

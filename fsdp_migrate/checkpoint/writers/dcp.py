@@ -87,6 +87,12 @@ class DataFile:
         return StoredChunk((), (), self.append(layout))
 
 
+def empty_chunk(data: DataFile, tensor: Tensor) -> StoredChunk:
+    """The one chunk of a tensor without elements."""
+    item = data.append(archive(dumps(tensor_call(tensor.dtype, tensor.shape, "0")), (b"",)))
+    return StoredChunk(tuple(0 for _ in tensor.shape), tensor.shape, item)
+
+
 class _Directory:
     def __init__(self, index: Index, options: TargetOptions, decision: Decision) -> None:
         self._index, self._options, self._decision = index, options, decision
