@@ -53,7 +53,7 @@ class Saved:
     @property
     def lost(self) -> bool:
         """torch 1.13 pickled nested state dicts through DCP as one object of rank 0."""
-        return self.case.torch < (2, 0) and self.kind in ("dcp", "nested_dcp")
+        return self.case.torch < (2, 0) and self.kind in ("dcp", "nested_dcp", "local_dcp")
 
     def options(self) -> LoadOptions:
         return LoadOptions(optimizer_from=self.optimizer)
