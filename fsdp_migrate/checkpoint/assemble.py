@@ -80,6 +80,7 @@ def assemble(files: Sequence[RankFile], format_name: str) -> Contents:
         raw=raw,
         flat_views=views,
         replicas=tuple(replicas),
+        differing=frozenset(path for path, found in plain.items() if not _alike(found, ranks)),
         module_paths=_module_paths(files[0].file.tree),
         world_size=_world_size(seen, ranks),
         group_size=max(groups) if groups else None,
@@ -281,6 +282,16 @@ def _is_parameter(found: list[_Seen]) -> bool:
 def _world_size(seen: Mapping[KeyPath, list[_Seen]], ranks: set[int]) -> int:
     worlds = [len(item.value.peers) for found in seen.values() for item in found]
     return max([*worlds, len(ranks)])
+
+
+def _alike(found: Mapping[int, Any], ranks: set[int]) -> bool:
+    """Whether every rank saved the same plain value. Objects that are not torch's never are."""
+    values = [found[rank] for rank in sorted(found)]
+    try:
+        same = all(value == values[0] for value in values[1:])
+    except RecursionError:
+        return False
+    return len(found) == len(ranks) and same
 
 
 def _module_paths(tree: Any) -> tuple[str, ...]:

@@ -60,11 +60,22 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class Proof:
+    """
+    `hashes`: the xxh3-128 of each written tensor by name, equal to the source's. `linked`: the
+    tensors that need none, because they are the source's own bytes under a hard link.
+    """
+
+    hashes: Mapping[str, str]
+    linked: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Converted:
-    """`hashes` are the xxh3-128 of the written tensors by name, empty without verification."""
+    """What was done. `proof` is None without verification."""
 
     prepared: Prepared
-    hashes: Mapping[str, str] = field(default_factory=dict)
+    proof: Proof | None
 
 
 def writer(name: str) -> Writer:
@@ -116,18 +127,22 @@ def convert(request: Request, stage: Stage = quiet) -> Converted:
     with staged(request.output, overwrite=request.overwrite) as staging:
         check_space(plan, staging.parent)
         execute(plan, staging, stage("writing", plan.bytes_to_write), sync=request.sync)
-        hashes: Mapping[str, str] = {}
-        if request.verify:
-            hashes = _prove(prepared, staging, stage)
-        text = manifest.dumps(prepared.loaded, prepared.index, request.to, request.target, hashes)
+        proved = _prove(prepared, staging, stage) if request.verify else None
+        text = manifest.dumps(
+            prepared.loaded,
+            prepared.index,
+            request.to,
+            request.target,
+            proved.hashes if proved else None,
+        )
         if not plan.single_file:
             (staging / manifest.NAME).write_text(text, "utf-8")
     if plan.single_file:
         manifest.beside(request.output).write_text(text, "utf-8")
-    return Converted(prepared, hashes)
+    return Converted(prepared, proved)
 
 
-def _prove(prepared: Prepared, staging: Path, stage: Stage) -> dict[str, str]:
+def _prove(prepared: Prepared, staging: Path, stage: Stage) -> Proof:
     """Read the output with its own reader; every tensor of the source must be in it, equal."""
     index = prepared.index
     written = load(staging, LoadOptions(), compare_replicas=False).index
@@ -136,12 +151,13 @@ def _prove(prepared: Prepared, staging: Path, stage: Stage) -> dict[str, str]:
         pairs += _optimizer_pairs(index.optimizer, written.optimizer)
     # A hard link is the same file: there is nothing to compare, however many terabytes it has.
     files = SameFiles()
-    pairs = [pair for pair in pairs if not files.hold(pair.source, pair.written)]
+    linked = {pair.name for pair in pairs if files.hold(pair.source, pair.written)}
+    pairs = [pair for pair in pairs if pair.name not in linked]
     total = sum(pair.source.nbytes + pair.written.nbytes for pair in pairs)
     progress = stage("verifying", total)
     hashes = proof.prove(pairs, progress)
     proof.check_records(pair.source for pair in pairs)
-    return hashes
+    return Proof(hashes, tuple(sorted(linked)))
 
 
 def _model_pairs(index: Index, written: Index) -> Iterator[Pair]:

@@ -26,8 +26,13 @@ def beside(output: Path) -> Path:
 
 
 def dumps(
-    loaded: Loaded, index: Index, to: str, target: TargetOptions, hashes: Mapping[str, str]
+    loaded: Loaded,
+    index: Index,
+    to: str,
+    target: TargetOptions,
+    hashes: Mapping[str, str] | None,
 ) -> str:
+    """`hashes` is None where nothing was verified."""
     renamed = {t.origin: name for name, t in index.model.items() if t.origin != name}
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -39,9 +44,9 @@ def dumps(
         },
         "target": {"format": to, "dtype": target.dtype, "ranks": target.ranks, "keys": target.keys},
         "renamed": renamed,
-        "verified": bool(hashes),
+        "verified": hashes is not None,
         "hash": "xxh3_128 of each tensor's bytes in row-major order, little-endian",
-        "tensors": dict(hashes),
+        "tensors": dict(hashes or {}),
         "notes": list(index.notes),
     }
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"

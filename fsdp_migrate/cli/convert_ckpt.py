@@ -13,7 +13,7 @@ from fsdp_migrate.cli.output import exits, print_json, stdout
 from fsdp_migrate.errors import UsageError
 
 if TYPE_CHECKING:
-    from fsdp_migrate.checkpoint.convert import Prepared, Request
+    from fsdp_migrate.checkpoint.convert import Converted, Prepared, Request
 
 SOURCE = Annotated[Path, typer.Argument(help="A checkpoint: file or folder, of any format.")]
 MODEL = Annotated[
@@ -144,16 +144,17 @@ def convert_ckpt(
             overwrite=overwrite,
             sync=sync,
         )
+        converted = None
         if dry_run:
-            prepared, hashes = prepare(request), None
+            prepared = prepare(request)
         else:
             with stages(shown=not as_json) as stage:
                 converted = convert(request, stage)
-            prepared, hashes = converted.prepared, len(converted.hashes)
+            prepared = converted.prepared
         if as_json:
-            print_json(_summary(request, prepared, hashes))
+            print_json(_summary(request, prepared, converted))
         else:
-            _show(request, prepared, hashes)
+            _show(request, prepared, converted)
 
 
 def inspect_ckpt(
@@ -270,14 +271,15 @@ def _mesh(text: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def _summary(request: Request, prepared: Prepared, verified: int | None) -> dict[str, Any]:
+def _summary(request: Request, prepared: Prepared, converted: Converted | None) -> dict[str, Any]:
     plan, index = prepared.plan, prepared.index
+    proof = converted.proof if converted else None
     return {
         "source": str(request.source),
         "output": str(request.output),
         "format": prepared.loaded.contents.format,
         "to": request.to,
-        "dry_run": verified is None,
+        "dry_run": converted is None,
         "model_tensors": len(index.model),
         "optimizer_states": len(index.optimizer.state) if index.optimizer else None,
         "bytes": plan.bytes_to_write,
@@ -286,12 +288,14 @@ def _summary(request: Request, prepared: Prepared, verified: int | None) -> dict
             *({"path": str(c.path), "carried": True, "link": c.link} for c in plan.carried),
         ],
         "renamed": {t.origin: n for n, t in index.model.items() if t.origin != n},
-        "verified_tensors": verified,
+        "verified": proof is not None,
+        "verified_tensors": len(proof.hashes) if proof else 0,
+        "linked_tensors": len(proof.linked) if proof else 0,
         "notes": list(prepared.notes),
     }
 
 
-def _show(request: Request, prepared: Prepared, verified: int | None) -> None:
+def _show(request: Request, prepared: Prepared, converted: Converted | None) -> None:
     from fsdp_migrate.cli.progress import size
 
     out, plan, index = stdout(), prepared.plan, prepared.index
@@ -308,7 +312,10 @@ def _show(request: Request, prepared: Prepared, verified: int | None) -> None:
             f"optim    state for {with_state} of {len(params)} parameters, "
             f"{len(index.optimizer.groups)} param groups"
         )
-    renamed = [(t.origin, n) for n, t in index.model.items() if t.origin != n]
+    units = prepared.loaded.flat_units
+    if units:
+        out.print(f"flat     {len(units)} FSDP1 units un-flattened, sizes and padding checked")
+    renamed = [(t.origin, n) for n, t in index.model.items() if t.origin != n and not units]
     for old, new in renamed[:5]:
         out.print(f"renamed  {old} -> {new}", markup=False)
     if len(renamed) > 5:
@@ -316,17 +323,21 @@ def _show(request: Request, prepared: Prepared, verified: int | None) -> None:
     links = sum(1 for carried in plan.carried if carried.link)
     linked = f", {links} hard links" if links else ""
     out.print(f"write    {len(plan.files)} files, {size(plan.bytes_to_write)}{linked}")
-    if verified is None:
+    if converted is None:
         for file in plan.files[:20]:
             out.print(f"         {file.path}  {size(file.size)}", markup=False)
     for note in prepared.notes:
         out.print(f"note     {note}", markup=False)
-    if verified is None:
+    if converted is None:
         out.print("dry run: nothing was written")
-    elif verified:
-        out.print(f"done: every tensor was read back and is equal ({verified} compared)")
-    else:
+    elif converted.proof is None:
         out.print("done, not verified")
+    else:
+        proof = converted.proof
+        same = f", {len(proof.linked)} are the source's own bytes" if proof.linked else ""
+        out.print(
+            f"done: the output was read back, {len(proof.hashes)} tensors are equal by hash{same}"
+        )
 
 
 def _dtypes(tensors: Any) -> str:
