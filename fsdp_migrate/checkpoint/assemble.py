@@ -16,6 +16,7 @@ from fsdp_migrate.checkpoint.contents import Contents, KeyPath, RankTree, Replic
 from fsdp_migrate.checkpoint.dtypes import DTYPES
 from fsdp_migrate.checkpoint.gather import Gatherer
 from fsdp_migrate.checkpoint.index import Role
+from fsdp_migrate.checkpoint.pickles import decoding
 from fsdp_migrate.checkpoint.shards import Meshes, RankValue, Shard, rank_value
 from fsdp_migrate.checkpoint.tensors import Tensor, piece
 from fsdp_migrate.checkpoint.torch_file import TorchFile
@@ -47,7 +48,8 @@ def assemble(files: Sequence[RankFile], format_name: str) -> Contents:
         for tree in trees:
             meshes = Meshes(gatherer)
             for path, leaf in walk(tree.tree):
-                value = rank_value(leaf, shown(path), meshes)
+                with decoding(shown(path)):
+                    value = rank_value(leaf, shown(path), meshes)
                 if value is None:
                     plain.setdefault(path, {})[tree.rank] = leaf
                 else:

@@ -13,17 +13,41 @@ import pickle
 import re
 import struct
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from fsdp_migrate.checkpoint.bounds import check_tree, limited_memory
 from fsdp_migrate.checkpoint.dtypes import DTYPES, FROM_STORAGE
 from fsdp_migrate.checkpoint.tensors import Shape
 from fsdp_migrate.errors import Corrupt, Forbidden, Unsupported
 
 PersistentLoad: TypeAlias = Callable[[Any], object]
+
+
+@contextmanager
+def decoding(what: object) -> Iterator[None]:
+    """
+    Around code that takes a pickle's records apart: whatever a damaged or forged record provokes
+    there is `Corrupt`.
+    """
+    try:
+        yield
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RecursionError,
+        struct.error,
+    ) as error:
+        raise Corrupt(
+            f"{what}: a record in it is damaged ({type(error).__name__}: {error})"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +99,19 @@ class Foreign(Inert):
     def extend(self, _items: Any) -> None: ...
     def add(self, _item: Any) -> None: ...
     def __setitem__(self, _key: Any, _value: Any) -> None: ...
+
+
+class SavedDict(OrderedDict[Any, Any]):
+    """
+    What `OrderedDict` and `Counter` become. Of the attributes a pickle sets only the `_metadata` of
+    nn.Module.state_dict() is kept: others could hide a dict's own methods.
+    """
+
+    _metadata: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict) and "_metadata" in state:
+            self._metadata = state["_metadata"]
 
 
 class Row:
@@ -147,8 +184,8 @@ _HARMLESS = {
     ("functools", "partial"),
 }
 _PLAIN: dict[tuple[str, str], Any] = {
-    ("collections", "OrderedDict"): OrderedDict,
-    ("collections", "Counter"): Counter,
+    ("collections", "OrderedDict"): SavedDict,
+    ("collections", "Counter"): SavedDict,
     ("collections", "deque"): deque,
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
@@ -160,7 +197,7 @@ _PLAIN: dict[tuple[str, str], Any] = {
     ("builtins", "float"): float,
     ("builtins", "str"): str,
     ("builtins", "bool"): bool,
-    ("builtins", "bytes"): bytes,
+    ("builtins", "bytes"): lambda: b"",  # called so for empty ones only; bytes(10**10) is a bomb
     ("torch", "Size"): tuple,
 }
 _ROWS = re.compile(
@@ -188,13 +225,16 @@ class Unpickler(pickle.Unpickler):
         self, data: bytes, path: Path, storages: Callable[[str], tuple[int, int]] | None = None
     ) -> None:
         super().__init__(io.BytesIO(data))
-        self._path = path
+        self._path, self._size = path, len(data)
         self._storages = storages
         self._known: dict[tuple[str, str], Any] = {}
 
     def load(self) -> Any:
         try:
-            return super().load()
+            with limited_memory(self._size):
+                tree = super().load()
+            check_tree(tree, self._path)
+            return tree
         except (Forbidden, Corrupt, Unsupported):
             raise
         except RecursionError:

@@ -30,7 +30,7 @@ from fsdp_migrate.checkpoint.raw_slots import Job, ParameterSlot, Slot, UnitSlot
 from fsdp_migrate.checkpoint.raw_state import Numbered, numbered
 from fsdp_migrate.checkpoint.tensors import Tensor
 from fsdp_migrate.checkpoint.ties import ties
-from fsdp_migrate.errors import Incomplete, OpenQuestion
+from fsdp_migrate.errors import Incomplete, OpenQuestion, Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +296,7 @@ def _fitting(raw: Numbered, readings: Sequence[_Reading], faults: list[str]) -> 
     for reading in readings:
         try:
             optimizer = reading.optimizer(raw)
-        except Incomplete as error:
+        except (Incomplete, Unsupported) as error:
             faults.append(str(error))
             continue
         given = _given(optimizer)

@@ -9,7 +9,6 @@ NO_SHARD and optimizers saved whole have whole tensors; FSDP2 has DTensors.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -67,9 +66,8 @@ class UnitSlot:
         values = [value for _, by_rank in held.tensors() for value in by_rank.values()]
         if any(value.sharded for value in values):
             return False
-        shapes = [value.shape for value in values]
-        flat = [shape for shape in shapes if math.prod(shape) != 1 or shard == 1]
-        return all(shape in ((shard,), ()) for shape in flat)
+        shapes = {value.shape for value in values} - {()}
+        return not shapes or (shard,) in shapes <= {(shard,), (1,)}
 
     def states(self, held: Held, job: Job) -> States:
         shard = -(-self.unit.numel // len(job.ranks))
@@ -131,25 +129,30 @@ class ParameterSlot:
         return {self.parameter.group}
 
     def fits(self, held: Held, job: Job) -> bool:
-        tensors = [by_rank for _, by_rank in held.tensors()]
-        sizes = {math.prod(value.shape) for by_rank in tensors for value in by_rank.values()}
-        if not sizes or (sizes == {1} and self.parameter.numel != 1):
+        tensors = dict(held.tensors())
+        shapes = {value.shape for by_rank in tensors.values() for value in by_rank.values()}
+        if not shapes or (shapes == {()} and self.parameter.shape):
             return True  # no state, or nothing but step counts
-        return self._whole(tensors, job) or self._in_pieces(tensors, job)
+        return self._whole(tensors, job) or self._in_pieces(list(tensors.values()), job)
 
-    def _whole(self, tensors: Sequence[Mapping[int, RankValue]], job: Job) -> bool:
+    def _whole(self, tensors: Mapping[str, Mapping[int, RankValue]], job: Job) -> bool:
         """Every rank has all of it, as itself or as a DTensor; or factored (Adafactor)."""
         shape = self.parameter.shape
         everywhere = {*job.ranks, *job.others}
-        on_all = all(set(by_rank) == everywhere for by_rank in tensors)
-        shapes = {value.shape for by_rank in tensors for value in by_rank.values()}
-        if not on_all or any(len({v.shape for v in by.values()}) > 1 for by in tensors):
+        shapes: dict[str, tuple[int, ...]] = {}
+        for key, by_rank in tensors.items():
+            shapes[key] = next(iter(by_rank.values())).shape
+            if set(by_rank) != everywhere or {v.shape for v in by_rank.values()} != {shapes[key]}:
+                return False
+        if shape in shapes.values():
+            return bool(shape) or set(shapes.values()) == {()}
+        if len(shape) < 2:
             return False
-        if shape in shapes and (shape or shapes == {()}):
-            return True
-        factored = {shape[:-1], shape[:-2] + shape[-1:]} if len(shape) > 1 else set()
-        parts = {other for other in shapes if math.prod(other) != 1}
-        return bool(parts) and parts <= factored
+        rows = {shape[:-1], (*shape[:-1], 1)}
+        columns = {(*shape[:-2], shape[-1]), (*shape[:-2], 1, shape[-1])}
+        return any("row" in key and shapes[key] in rows for key in shapes) and any(
+            "col" in key and shapes[key] in columns for key in shapes
+        )
 
     def _in_pieces(self, tensors: Sequence[Mapping[int, RankValue]], job: Job) -> bool:
         sizes = []
@@ -163,7 +166,7 @@ class ParameterSlot:
         return self.pieces is None or tuple(sizes) in self.pieces
 
     def states(self, held: Held, job: Job) -> States:
-        tensors = [by_rank for _, by_rank in held.tensors()]
+        tensors = dict(held.tensors())
         is_whole = self._whole(tensors, job)
         found: dict[str, object] = {}
         for key, by_rank in held.states.items():

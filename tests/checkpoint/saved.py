@@ -48,18 +48,59 @@ class Saved:
         if self.case.settings.get("fsdp2"):
             return self.kind in ("ranks", "dcp_plain")
         rekeyed = self.optimizer is not None and "rekeyed" in self.optimizer.name
-        return rekeyed or self.kind == "nested-ranks"
+        return rekeyed or self.kind == "nested-ranks" or self.kind.endswith("raw")
 
     @property
     def lost(self) -> bool:
         """torch 1.13 pickled nested state dicts through DCP as one object of rank 0."""
-        return self.case.torch < (2, 0) and self.kind in ("dcp", "nested_dcp")
+        return self.case.torch < (2, 0) and self.kind in ("dcp", "nested_dcp", "local_dcp")
+
+    @property
+    def asked(self) -> bool:
+        """Numbered optimizer states in DCP: nobody can be told yet which is which."""
+        return self.kind == "dcp_plain"
+
+    @property
+    def has_model(self) -> bool:
+        return self.kind != "ranks-optimizer"
+
+    @property
+    def has_optimizer(self) -> bool:
+        if self.kind == "local_rank":
+            return any(self.source.glob("optimizer*"))
+        if self.kind == "full":
+            return self.optimizer is not None
+        return self.kind not in ("dcp_toplevel", "local_dcp", "ranks-model")
+
+    @property
+    def model(self) -> str | None:
+        """The model that a layout is asked of, where one is needed."""
+        if not (self.flat or self.raw):
+            return None
+        settings = self.case.settings
+        frozen = {None: None, "layer0": "frozen_block"}.get(settings.get("frozen"), "frozen")
+        switch = "gate" if settings.get("scalar") or settings.get("ignored") else None
+        named = (name for name in ("tied", "noncontig", "groups") if settings.get(name))
+        return f"tests.checkpoint.factories:{next(named, None) or switch or frozen or 'plain'}"
+
+    @property
+    def source_torch(self) -> str | None:
+        """The files alone cannot tell the torch versions before and after 2.6 apart."""
+        major, minor = self.case.torch
+        return f"{major}.{minor}" if self.flat and self.case.settings.get("noncontig") else None
 
     def options(self) -> LoadOptions:
-        return LoadOptions(optimizer_from=self.optimizer)
+        return LoadOptions(
+            optimizer_from=self.optimizer, model=self.model, source_torch=self.source_torch
+        )
 
     def arguments(self) -> list[object]:
-        return ["--optimizer", self.optimizer] if self.optimizer else []
+        given = {
+            "--optimizer": self.optimizer,
+            "--model": self.model,
+            "--source-torch": self.source_torch,
+        }
+        return [word for pair in given.items() if pair[1] is not None for word in pair]
 
 
 def every_saved() -> Iterator[Saved]:
@@ -92,6 +133,20 @@ def _of(case: Case, part: Path) -> Iterator[Saved]:
             yield Saved(case, "nested-ranks", part / "checkpoint_rank0.pt")
         case "local_rank":
             yield Saved(case, "local_rank", part)
+        case "raw_optim":
+            yield from _with_raw(case, part)
+
+
+def _with_raw(case: Case, optimizer: Path) -> Iterator[Saved]:
+    """A raw optimizer beside each kind of model that the same run saved."""
+    local = case.path / "local_rank"
+    if local.exists():
+        files = list(local.glob("*model*"))
+        kind = "local+raw" if len(files) == len(list(optimizer.iterdir())) else ""
+        if kind:
+            yield Saved(case, kind, files[0], optimizer)
+    elif (full := case.path / "full" / "pytorch_model_fsdp.bin").exists():
+        yield Saved(case, "full+raw", full, optimizer)
 
 
 def truth_model(case: Case) -> dict[str, list[torch.Tensor]]:
