@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fsdp_migrate.checkpoint import raw_optimizer, replicas, sources
+from fsdp_migrate.checkpoint import raw_dcp, raw_optimizer, replicas, sources
 from fsdp_migrate.checkpoint.contents import Contents, Replica, foreign_in, shown
 from fsdp_migrate.checkpoint.flat import FLAT_KEYS, flats_of, unflatten
 from fsdp_migrate.checkpoint.flat_layout import Evidence, Unit, writer_of
@@ -18,6 +18,7 @@ from fsdp_migrate.checkpoint.index import Index, Optimizer, Role
 from fsdp_migrate.checkpoint.meta_model import from_factory, from_hf_config
 from fsdp_migrate.checkpoint.model_layout import ModelLayout, from_index, from_json
 from fsdp_migrate.checkpoint.names import clean, cleaned
+from fsdp_migrate.checkpoint.raw_dcp import is_numbered
 from fsdp_migrate.checkpoint.sorting import choose, keyed_optimizer, model_values
 from fsdp_migrate.checkpoint.sources import Part, Source
 from fsdp_migrate.checkpoint.tensors import Tensor
@@ -199,8 +200,10 @@ def _optimizer(
     roots = [*part.sorted.optimizer_roots, *part.sorted.raw_roots]
     root = choose("optimizer", roots, options.optimizer_root)
     assert root is not None
-    if root not in part.contents.raw:
-        return keyed_optimizer(part.contents, root), ()
+    contents = part.contents
+    numbered = is_numbered(contents.values, root)
+    if root not in contents.raw and not numbered:
+        return keyed_optimizer(contents, root), ()
     known = _known(source, found, options, notes)
     if known is None:
         if not for_inspection:
@@ -208,7 +211,9 @@ def _optimizer(
         notes.append("the optimizer's states are numbered: names need the model, or its layout")
         return None, ()
     with Gatherer() as gatherer:
-        named = raw_optimizer.name(part.contents.raw[root], known, gatherer.read)
+        if numbered:
+            return raw_dcp.name(contents, root, known, gatherer.read), ()
+        named = raw_optimizer.name(contents.raw[root], known, gatherer.read)
     notes += named.notes
     return named.optimizer, named.replicas
 
