@@ -77,6 +77,10 @@ class Converted:
     prepared: Prepared
     proof: Proof | None
 
+    @property
+    def hashes(self) -> Mapping[str, str]:
+        return self.proof.hashes if self.proof else {}
+
 
 def writer(name: str) -> Writer:
     for candidate in WRITERS:
