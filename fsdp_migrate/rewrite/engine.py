@@ -99,6 +99,10 @@ def _one_file(path: Path, options: Options, project: Project) -> Result:
         return rewrite_source(text, options, path=str(path), project=project)
     except SourceError as error:
         return Result(str(path), text, text, error=str(error))
+    except Exception as error:  # a bug of ours must not stop the other files
+        kind = type(error).__name__
+        message = f"{path}: a rule failed ({kind}: {str(error).splitlines()[:1]}); left as it is"
+        return Result(str(path), text, text, error=message)
 
 
 def _apply(file: File) -> str:

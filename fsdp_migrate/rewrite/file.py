@@ -89,8 +89,11 @@ class File:
 
     @cached_property
     def has_fsdp(self) -> bool:
-        """Whether this file wraps, types or asks FSDP1 models by name."""
-        return any(use.api.name == api.FSDP for use in self.all_uses)
+        """Whether this file knows FSDP1's wrapper by name."""
+        found = map(api.find, self.names.imported())
+        return any(one is not None and one.name == api.FSDP for one in found) or any(
+            use.api.name == api.FSDP for use in self.all_uses
+        )
 
     @property
     def is_fsdp1(self) -> bool:
@@ -244,7 +247,10 @@ class File:
 
     def call(self, function: str, arguments: Sequence[str], at: cst.CSTNode) -> str:
         """A call's text, one argument a line where one line would be too long."""
-        return call_text(function, [text for text in arguments if text], self.indentation(at))
+        texts = [text for text in arguments if text]
+        if isinstance(at, cst.Call) and _one_a_line(at) and len(texts) > 1:
+            return _exploded(function, texts)
+        return call_text(function, texts, self.indentation(at))
 
     def indentation(self, at: cst.CSTNode) -> int:
         blocks = (cst.IndentedBlock, cst.SimpleStatementSuite)
@@ -258,8 +264,20 @@ def call_text(function: str, arguments: Sequence[str], indentation: int) -> str:
     together = ", ".join(arguments)
     if indentation + 4 + len(together) <= _WIDTH and "\n" not in together:
         return f"{function}(\n    {together}\n)"
+    return _exploded(function, arguments)
+
+
+def _exploded(function: str, arguments: Sequence[str]) -> str:
     inner = [line for text in arguments for line in shifted(f"{text},", 1)]
     return "\n".join([f"{function}(", *inner, ")"])
+
+
+def _one_a_line(call: cst.Call) -> bool:
+    return len(call.args) > 1 and all(
+        isinstance(arg.comma, cst.Comma)
+        and isinstance(arg.comma.whitespace_after, cst.ParenthesizedWhitespace)
+        for arg in call.args[:-1]
+    )
 
 
 def shifted(text: str, levels: int) -> list[str]:

@@ -92,6 +92,7 @@ class DeviceArgument(ArgumentRule):
         return f"{file.name('torch.cuda.set_device', at)}({file.render(value)})"
 
     def _guarded(self, file: File, value: cst.BaseExpression, at: cst.CSTNode) -> str:
-        device = f"{file.name('torch.device', at)}({file.render(value)})"
-        test = f'{device}.type == "cuda" and {device}.index is not None'
+        device = file.render(value)
+        test = f'getattr({device}, "type", "cuda") == "cuda"'
+        test += f' and getattr({device}, "index", 0) is not None'
         return f"if {test}:\n    {self._set(file, value, at)}"

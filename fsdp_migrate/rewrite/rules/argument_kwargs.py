@@ -101,7 +101,7 @@ class KeywordVariable:
         self.value = value
         self.stores: list[Store] = []
         self.elsewhere = False
-        self.made = self._literal(value, depth=3)
+        self.made = self._literal(value, depth=8)
 
     def _literal(self, value: cst.BaseExpression, depth: int) -> cst.Call | cst.Dict:
         """Follow variables and functions of this file to the dict literal they give."""
@@ -162,7 +162,7 @@ class KeywordVariable:
         stores = []
         for use in file.values.reads(value):
             above = tree.parent(use)
-            if isinstance(above, cst.Return) or (
+            if (self.elsewhere and isinstance(above, cst.Return)) or (
                 isinstance(above, cst.Arg) and above.star == "**" and _takes(file, above)
             ):
                 continue

@@ -110,7 +110,7 @@ class MeshArgument(ArgumentRule):
 
             def one() -> str:
                 mesh = file.name(_MESH, at)
-                kind = device_type(file, translation, at)
+                kind = device_type(file, translation)
                 return f"{mesh}.from_group({file.render(value)}, {kind})"
 
             translation.mesh = one
@@ -124,7 +124,7 @@ class MeshArgument(ArgumentRule):
                 shard, replicate = (f"{file.render(value)}[{place}]" for place in (0, 1))
             size = file.name("torch.distributed.get_world_size", at)
             ranks = f"{file.name('torch.arange', at)}({size}()).view(-1, {size}({shard}))"
-            passed = [f"[{replicate}, {shard}]", device_type(file, translation, at)]
+            passed = [f"[{replicate}, {shard}]", device_type(file, translation)]
             passed += [f"mesh={ranks}", _NAMES]
             return file.call(f"{file.name(_MESH, at)}.from_group", passed, at)
 

@@ -9,6 +9,7 @@ from fsdp_migrate.rewrite.file import File, Use
 from fsdp_migrate.rewrite.rule import Example, Rule
 from fsdp_migrate.rewrite.rules.arguments import report, translate
 from fsdp_migrate.rewrite.wrap import (
+    PARAMETERS,
     Argument,
     Make,
     Translation,
@@ -64,10 +65,12 @@ class WrapFactory(Rule):
 
     def decide(self, file: File) -> None:
         for use in list(file.all_uses):
-            if use.call is not None and use.api.name == "enable_wrap" and file.open(use.node):
-                self._attempt(file, use, use.call, self._enable)
-            elif use.call is not None and use.api.name == "wrap" and file.open(use.node):
-                self._attempt(file, use, use.call, self._wrap)
+            if use.api.name == "enable_wrap" and use.call and _is_fsdp1(file, use.call):
+                if file.open(use.node):
+                    self._attempt(file, use, use.call, self._enable)
+            elif use.api.name == "wrap" and use.call and _is_fsdp1(file, use.call):
+                if file.open(use.node):
+                    self._attempt(file, use, use.call, self._wrap)
             elif use.api == api.Api(api.FSDP) and use.call is None:
                 above = file.tree.parent(use.node)
                 call = file.tree.parent(above) if isinstance(above, cst.Arg) else None
@@ -139,6 +142,20 @@ class WrapFactory(Rule):
 
         _apply(file, call, translation, text)
         return "a partial of fully_shard"
+
+
+def _is_fsdp1(file: File, call: cst.Call) -> bool:
+    """Whether anything in the call is FSDP1's: the wrapper, an argument name, a second wrap."""
+    for arg in call.args:
+        name = arg.keyword.value if arg.keyword else None
+        if name in PARAMETERS or arg.star == "**":
+            return True
+        if name == "wrapper_cls" and not str(file.qualified(arg.value)).endswith(".fully_shard"):
+            return True
+        inner = arg.value
+        if isinstance(inner, cst.Call) and str(file.api(inner.func)) == "wrap":
+            return True
+    return False
 
 
 def _named(arg: cst.Arg) -> Argument:
