@@ -47,17 +47,27 @@ class Wrapped:
     translation: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A file as far as it does not depend on the others."""
+
+    path: str
+    text: str
+    tree: Tree
+    names: Names
+
+
 class File:
-    def __init__(self, path: str, module: cst.Module, options: Options, project: Project) -> None:
-        self.path = path
+    def __init__(self, parsed: Parsed, options: Options, project: Project) -> None:
+        self.path = parsed.path
         self.options = options
         self.project = project
-        self.tree = Tree(module)
-        self.names = Names(self.tree, project.package(path))
+        self.tree = parsed.tree
+        self.names = parsed.names
         self.edits = Edits(self.tree)
         self.needs = Needs(self.tree, self.names)
         self.values = Values(self.tree, self.names)
-        self.skips = Skips(module.code)
+        self.skips = Skips(parsed.text)
         self.rule = ""
         self.argument_rules: tuple[Any, ...] = ()
         self.wraps: list[Wrapped] = []
@@ -66,7 +76,7 @@ class File:
         self.strategy_by_name = False
         self.dual = False
         self.registered: dict[int, list[str]] = {}  # methods, by the wrap they belong to
-        self.sets_device = "torch.cuda.set_device(" in module.code
+        self.sets_device = "torch.cuda.set_device(" in parsed.text
         self._sites: dict[int, Site] = {}
         self._quiet: set[int] = set()
         self._unwrapped: dict[int, list[cst.WithItem]] = {}
@@ -118,7 +128,7 @@ class File:
         if node is None or dotted(node) is None:
             return None
         qualified = self.names.qualified(node)
-        return self.project.origin(qualified) if qualified else None
+        return self.project.origin(qualified, self.path) if qualified else None
 
     def is_call(self, node: cst.CSTNode | None, *qualified: str) -> bool:
         return isinstance(node, cst.Call) and self.qualified(node.func) in qualified
@@ -184,6 +194,10 @@ class File:
         """Leave `node` as it is, with a marker above its statement."""
         self._account(node, what, "todo", message)
         self.edits.mark(self.tree.statement(node), marker(self.rule, message))
+
+    def skip_all(self) -> None:
+        for use in self.all_uses:
+            self.skipped(use.node, "the user's comment asks to skip the file", use.api)
 
     def covered(self, node: cst.CSTNode) -> None:
         """`node` is part of a use that is accounted for as a whole."""

@@ -103,7 +103,9 @@ class Models:
         if found:
             return any(self._binding(one) for one in found)
         # `trainer.model` where some class of this file sets `self.model` to an FSDP model
-        return node.attr.value in self._class_attributes and not text.startswith("self.")
+        return node.attr.value in self._class_attributes or self.file.project.holds_model(
+            node.attr.value
+        )
 
     @property
     def _class_attributes(self) -> frozenset[str]:
@@ -134,18 +136,15 @@ class Models:
         function = self.file.tree.nearest(param, cst.FunctionDef)
         if function is None:
             return False
-        return any(self.is_model(value) for value in self._passed(function, param))
+        if any(self.is_model(value) for value in self._passed(function, param)):
+            return True
+        called, position = self._called_as(function, param)
+        return self.file.project.takes_model(called, position, param.name.value)
 
     def _passed(self, function: cst.FunctionDef, param: cst.Param) -> list[cst.BaseExpression]:
         """What the calls of `function` in this file pass for `param`."""
-        names = [one.name.value for one in function.params.params]
-        method = isinstance(self.file.tree.nearest(function, cst.ClassDef), cst.ClassDef)
+        called, position = self._called_as(function, param)
         name = param.name.value
-        position = names.index(name) - int(method) if name in names else None
-        class_name = self.file.tree.nearest(function, cst.ClassDef)
-        called = function.name.value
-        if called == "__init__" and class_name is not None:
-            called = class_name.name.value
         values = []
         for call in self._calls_of(called):
             for place, arg in enumerate(call.args):
@@ -153,6 +152,18 @@ class Models:
                 if by_name or (arg.keyword is None and not arg.star and place == position):
                     values.append(arg.value)
         return values
+
+    def _called_as(self, function: cst.FunctionDef, param: cst.Param) -> tuple[str, int | None]:
+        """The name `function` is called by, and the position of `param` in such a call."""
+        names = [one.name.value for one in function.params.params]
+        holder = self.file.tree.nearest(function, (cst.ClassDef, cst.FunctionDef))
+        name = param.name.value
+        method = isinstance(holder, cst.ClassDef)
+        position = names.index(name) - int(method) if name in names else None
+        called = function.name.value
+        if called == "__init__" and isinstance(holder, cst.ClassDef):
+            called = holder.name.value
+        return called, position
 
     def _calls_of(self, name: str) -> list[cst.Call]:
         if self._calls is None:
@@ -172,7 +183,7 @@ class Models:
         for function in self.file.tree.all(cst.FunctionDef):
             if function.name.value == name and self._function_returns(function, index):
                 return True
-        return False
+        return self.file.project.returns_model(name, index)
 
     def _function_returns(self, function: cst.FunctionDef, index: int | None) -> bool:
         for node in walk(function):

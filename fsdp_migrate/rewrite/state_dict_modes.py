@@ -70,7 +70,16 @@ class Modes:
             if isinstance(above, cst.FunctionDef):
                 break
         call = self._set_before(node)
-        return self.read(call) if call is not None else DEFAULT
+        return self.read(call) if call is not None else self._of_run()
+
+    def _of_run(self) -> Mode:
+        """The mode that some other file of the run sets for good."""
+        modes = self.file.project.sticky_modes()
+        if not modes:
+            return DEFAULT
+        if len(modes) > 1 or not isinstance(modes[0], Mode) or modes[0].kind == "UNKNOWN":
+            raise Undecided("several set_state_dict_type calls in the run: which one is in force?")
+        return modes[0]
 
     def _entered(self, block: cst.With) -> cst.Call | None:
         for item in block.items:
@@ -111,10 +120,18 @@ class Modes:
             raise Undecided(f"which StateDictType {self.file.tree.code(value)} is cannot be seen")
         return found.member.removesuffix("_STATE_DICT")
 
+    def _of_other_file(self, value: cst.BaseExpression) -> Config | None:
+        qualified = self.file.names.qualified(value)
+        found = self.file.project.config(qualified, self.file.path) if qualified else None
+        return found if isinstance(found, Config) else None
+
     def config(self, value: cst.BaseExpression | None, default: Config) -> Config:
         if value is None or is_none(value):
             return default
         made = self.file.values.only(value)
+        shared = self._of_other_file(made)
+        if shared is not None:
+            return shared
         found = self.file.api(made.func) if isinstance(made, cst.Call) else None
         if not isinstance(made, cst.Call) or found is None or "Config" not in found.name:
             raise Undecided(f"where {self.file.tree.code(value)} is made cannot be seen here")

@@ -81,7 +81,9 @@ class ModelType(Rule):
         text = string_value(string) or ""
         for word in set(re.findall(r"[A-Za-z_][A-Za-z_0-9]*", text)):
             found = file.names.lookup(word, string)
-            origins = {file.project.origin(one.qualified) for one in found if one.qualified}
+            origins = {
+                file.project.origin(one.qualified, file.path) for one in found if one.qualified
+            }
             known = api.find(origins.pop()) if len(origins) == 1 else None
             type_name = _TYPES.get(known.name) if known and not known.member else None
             if type_name is not None:
