@@ -13,6 +13,7 @@ import typer
 
 from fsdp_migrate import __version__
 from fsdp_migrate.cli.convert_ckpt import compare_ckpt, convert_ckpt, inspect_ckpt
+from fsdp_migrate.cli.rewrite_code import rewrite_code
 
 app = typer.Typer(
     name="fsdp-migrate",
@@ -41,6 +42,7 @@ def _root(
 app.command("convert-ckpt")(convert_ckpt)
 app.command("inspect-ckpt")(inspect_ckpt)
 app.command("compare-ckpt")(compare_ckpt)
+app.command("rewrite-code")(rewrite_code)
 
 
 def main() -> None:
