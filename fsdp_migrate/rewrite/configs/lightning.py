@@ -15,6 +15,7 @@ from fsdp_migrate.rewrite.report import Site
 
 RULE = "lightning-strategy"
 LIBRARIES = ("lightning", "pytorch_lightning", "lightning_fabric")
+STRATEGIES = ("FSDPStrategy", "DDPFullyShardedNativeStrategy")  # the latter up to 1.9
 MESSAGE = (
     "FSDPStrategy is FSDP1: use ModelParallelStrategy(data_parallel_size=..., "
     "tensor_parallel_size=1) and shard in configure_model"
@@ -32,7 +33,7 @@ def sites(tree: ast.Module, names: dict[str, str], path: str) -> list[Site]:
         if library not in LIBRARIES:
             continue
         asks = last in ("Trainer", "Fabric") and any(map(_is_fsdp, node.keywords))
-        if last == "FSDPStrategy" or asks:
+        if last in STRATEGIES or asks:
             found.append(Site(path, node.lineno, last, "todo", RULE, MESSAGE))
     return found
 
