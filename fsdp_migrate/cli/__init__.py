@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from fsdp_migrate import __version__
+from fsdp_migrate.cli.rewrite_code import rewrite_code
 
 app = typer.Typer(
     name="fsdp-migrate",
@@ -35,6 +36,9 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None: ...
+
+
+app.command("rewrite-code")(rewrite_code)
 
 
 def main() -> None:

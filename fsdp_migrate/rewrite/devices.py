@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from fsdp_migrate.rewrite.file import File
-from fsdp_migrate.rewrite.names import string_value
+from fsdp_migrate.rewrite.names import dotted, string_value
 from fsdp_migrate.rewrite.values import is_none
 from fsdp_migrate.rewrite.wrap import Translation
 
@@ -26,22 +26,24 @@ def kind(file: File, value: cst.BaseExpression | None) -> str | None:
             text = string_value(first)
             if isinstance(first, cst.FormattedString):
                 text = file.tree.code(first).lstrip("fF\"'")
-            if text is not None:
-                return "cpu" if text.split(":")[0] == "cpu" else "cuda"
+            known = text.split(":")[0] if text is not None else None
+            return known if known in ("cpu", "cuda") else None
         if file.tree.code(value.func) in ("int", "get_rank", "dist.get_rank", "get_local_rank"):
             return "cuda"
-    text = file.tree.code(value)
-    return "cuda" if "rank" in text.lower() or "gpu" in text.lower() else None
+    text = (dotted(value) or "").lower()
+    return "cuda" if "rank" in text or "gpu" in text else None
 
 
-def device_type(file: File, translation: Translation, at: cst.CSTNode) -> str:
+def device_type(file: File, translation: Translation) -> str:
     """The text of the device type for a mesh."""
     value = translation.value("device_id")
     known = kind(file, value)
     if known is not None:
         return f'"{known}"'
     assert value is not None
-    return f"{file.name('torch.device', at)}({file.render(value)}).type"
+    if all(file.is_call(leaf, "torch.device") for leaf in file.values.leaves(value)):
+        return f"{file.render(value)}.type"
+    return f'getattr({file.render(value)}, "type", "cuda")'  # an int means a CUDA device
 
 
 def local_size(file: File, translation: Translation, at: cst.CSTNode) -> str:

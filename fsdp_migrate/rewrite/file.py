@@ -47,23 +47,36 @@ class Wrapped:
     translation: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A file as far as it does not depend on the others."""
+
+    path: str
+    text: str
+    tree: Tree
+    names: Names
+
+
 class File:
-    def __init__(self, path: str, module: cst.Module, options: Options, project: Project) -> None:
-        self.path = path
+    def __init__(self, parsed: Parsed, options: Options, project: Project) -> None:
+        self.path = parsed.path
         self.options = options
         self.project = project
-        self.tree = Tree(module)
-        self.names = Names(self.tree, project.package(path))
+        self.tree = parsed.tree
+        self.names = parsed.names
         self.edits = Edits(self.tree)
         self.needs = Needs(self.tree, self.names)
         self.values = Values(self.tree, self.names)
-        self.skips = Skips(module.code)
+        self.skips = Skips(parsed.text)
         self.rule = ""
         self.argument_rules: tuple[Any, ...] = ()
         self.wraps: list[Wrapped] = []
         self.keyword_dicts: dict[int, Any] = {}
+        self.left: list[cst.Call] = []  # FSDP calls that stay as they are
         self.strategy_by_name = False
-        self.sets_device = "torch.cuda.set_device(" in module.code
+        self.dual = False
+        self.registered: dict[int, list[str]] = {}  # methods, by the wrap they belong to
+        self.sets_device = "torch.cuda.set_device(" in parsed.text
         self._sites: dict[int, Site] = {}
         self._quiet: set[int] = set()
         self._unwrapped: dict[int, list[cst.WithItem]] = {}
@@ -84,6 +97,21 @@ class File:
     def all_uses(self) -> list[Use]:
         return list(self._find_uses())
 
+    @cached_property
+    def has_fsdp(self) -> bool:
+        """Whether this file knows FSDP1's wrapper by name."""
+        found = map(api.find, self.names.imported())
+        return any(one is not None and one.name == api.FSDP for one in found) or any(
+            use.api.name == api.FSDP for use in self.all_uses
+        )
+
+    @property
+    def is_fsdp1(self) -> bool:
+        """Whether anything of FSDP1 itself is used here, or elsewhere in the run."""
+        found = map(api.find, self.names.imported())
+        own = any(one is not None and one.name in api.CLASSES for one in found)
+        return own or bool(self.all_uses) or self.project.has_fsdp
+
     def uses(self, name: str, member: str | None = None) -> Iterator[Use]:
         """The uses of one FSDP1 name that no earlier rule has dealt with."""
         for use in self.all_uses:
@@ -100,7 +128,7 @@ class File:
         if node is None or dotted(node) is None:
             return None
         qualified = self.names.qualified(node)
-        return self.project.origin(qualified) if qualified else None
+        return self.project.origin(qualified, self.path) if qualified else None
 
     def is_call(self, node: cst.CSTNode | None, *qualified: str) -> bool:
         return isinstance(node, cst.Call) and self.qualified(node.func) in qualified
@@ -167,6 +195,10 @@ class File:
         self._account(node, what, "todo", message)
         self.edits.mark(self.tree.statement(node), marker(self.rule, message))
 
+    def skip_all(self) -> None:
+        for use in self.all_uses:
+            self.skipped(use.node, "the user's comment asks to skip the file", use.api)
+
     def covered(self, node: cst.CSTNode) -> None:
         """`node` is part of a use that is accounted for as a whole."""
         self._quiet.add(id(node))
@@ -176,6 +208,12 @@ class File:
         for inner in walk(node):
             if id(inner) not in self._sites:
                 self._quiet.add(id(inner))
+
+    def keep_values(self, call: cst.Call) -> None:
+        """The objects that a call which stays is given stay FSDP1's too."""
+        for arg in call.args:
+            for leaf in self.values.leaves(arg.value):
+                self.cover_below(leaf)
 
     def unwrap(self, block: cst.With, item: cst.WithItem) -> None:
         """Take `item` out of a `with`; a block that has no other is replaced by its body."""
@@ -223,7 +261,10 @@ class File:
 
     def call(self, function: str, arguments: Sequence[str], at: cst.CSTNode) -> str:
         """A call's text, one argument a line where one line would be too long."""
-        return call_text(function, [text for text in arguments if text], self.indentation(at))
+        texts = [text for text in arguments if text]
+        if isinstance(at, cst.Call) and _one_a_line(at) and len(texts) > 1:
+            return _exploded(function, texts)
+        return call_text(function, texts, self.indentation(at))
 
     def indentation(self, at: cst.CSTNode) -> int:
         blocks = (cst.IndentedBlock, cst.SimpleStatementSuite)
@@ -237,8 +278,20 @@ def call_text(function: str, arguments: Sequence[str], indentation: int) -> str:
     together = ", ".join(arguments)
     if indentation + 4 + len(together) <= _WIDTH and "\n" not in together:
         return f"{function}(\n    {together}\n)"
+    return _exploded(function, arguments)
+
+
+def _exploded(function: str, arguments: Sequence[str]) -> str:
     inner = [line for text in arguments for line in shifted(f"{text},", 1)]
     return "\n".join([f"{function}(", *inner, ")"])
+
+
+def _one_a_line(call: cst.Call) -> bool:
+    return len(call.args) > 1 and all(
+        isinstance(arg.comma, cst.Comma)
+        and isinstance(arg.comma.whitespace_after, cst.ParenthesizedWhitespace)
+        for arg in call.args[:-1]
+    )
 
 
 def shifted(text: str, levels: int) -> list[str]:

@@ -27,7 +27,6 @@ _DDP = frozenset(
         "torch.nn.parallel.distributed.DistributedDataParallel",
     }
 )
-Key = tuple[int, str]
 
 
 class Models:
@@ -45,7 +44,7 @@ class Models:
     def is_model(self, node: cst.BaseExpression) -> bool:
         """Whether `node` is, or may be, an FSDP-wrapped module."""
         if id(node) not in self._known:
-            if id(node) in self._busy:
+            if id(node) in self._busy or ruled_out(self.file, node):
                 return False
             self._busy.add(id(node))
             answer = self._judge(node)
@@ -104,7 +103,9 @@ class Models:
         if found:
             return any(self._binding(one) for one in found)
         # `trainer.model` where some class of this file sets `self.model` to an FSDP model
-        return node.attr.value in self._class_attributes and not text.startswith("self.")
+        return node.attr.value in self._class_attributes or self.file.project.holds_model(
+            node.attr.value
+        )
 
     @property
     def _class_attributes(self) -> frozenset[str]:
@@ -135,18 +136,15 @@ class Models:
         function = self.file.tree.nearest(param, cst.FunctionDef)
         if function is None:
             return False
-        return any(self.is_model(value) for value in self._passed(function, param))
+        if any(self.is_model(value) for value in self._passed(function, param)):
+            return True
+        called, position = self._called_as(function, param)
+        return self.file.project.takes_model(called, position, param.name.value)
 
     def _passed(self, function: cst.FunctionDef, param: cst.Param) -> list[cst.BaseExpression]:
         """What the calls of `function` in this file pass for `param`."""
-        names = [one.name.value for one in function.params.params]
-        method = isinstance(self.file.tree.nearest(function, cst.ClassDef), cst.ClassDef)
+        called, position = self._called_as(function, param)
         name = param.name.value
-        position = names.index(name) - int(method) if name in names else None
-        class_name = self.file.tree.nearest(function, cst.ClassDef)
-        called = function.name.value
-        if called == "__init__" and class_name is not None:
-            called = class_name.name.value
         values = []
         for call in self._calls_of(called):
             for place, arg in enumerate(call.args):
@@ -154,6 +152,18 @@ class Models:
                 if by_name or (arg.keyword is None and not arg.star and place == position):
                     values.append(arg.value)
         return values
+
+    def _called_as(self, function: cst.FunctionDef, param: cst.Param) -> tuple[str, int | None]:
+        """The name `function` is called by, and the position of `param` in such a call."""
+        names = [one.name.value for one in function.params.params]
+        holder = self.file.tree.nearest(function, (cst.ClassDef, cst.FunctionDef))
+        name = param.name.value
+        method = isinstance(holder, cst.ClassDef)
+        position = names.index(name) - int(method) if name in names else None
+        called = function.name.value
+        if called == "__init__" and isinstance(holder, cst.ClassDef):
+            called = holder.name.value
+        return called, position
 
     def _calls_of(self, name: str) -> list[cst.Call]:
         if self._calls is None:
@@ -173,7 +183,7 @@ class Models:
         for function in self.file.tree.all(cst.FunctionDef):
             if function.name.value == name and self._function_returns(function, index):
                 return True
-        return False
+        return self.file.project.returns_model(name, index)
 
     def _function_returns(self, function: cst.FunctionDef, index: int | None) -> bool:
         for node in walk(function):
@@ -189,3 +199,49 @@ class Models:
             if self.is_model(value):
                 return True
         return False
+
+
+def ruled_out(file: File, node: cst.BaseExpression) -> bool:
+    """Whether the code around says that `node` is not an FSDP model: `if not isinstance(...)`."""
+    text = dotted(node)
+    if text is None:
+        return False
+    below: cst.CSTNode = node
+    for above in file.tree.ancestors(node):
+        if isinstance(above, cst.If | cst.IfExp) and below is not above.test:
+            answer = _asks(file, above.test, text)
+            if answer is not None and answer is not (below is above.body):
+                return True
+        if isinstance(above, cst.IndentedBlock | cst.Module):
+            for earlier in above.body:
+                if earlier is below:
+                    break
+                if (
+                    isinstance(earlier, cst.If)
+                    and _asks(file, earlier.test, text) is True
+                    and earlier.orelse is None
+                    and _leaves_block(earlier.body)
+                ):
+                    return True
+        if isinstance(above, cst.FunctionDef):
+            break
+        below = above
+    return False
+
+
+def _asks(file: File, test: cst.BaseExpression, text: str) -> bool | None:
+    """True for `isinstance(text, FSDP)`, False for its negation, None for anything else."""
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        answer = _asks(file, test.expression, text)
+        return None if answer is None else not answer
+    if not isinstance(test, cst.Call) or dotted(test.func) != "isinstance" or len(test.args) != 2:
+        return None
+    found = file.api(test.args[1].value)
+    same = dotted(test.args[0].value) == text
+    return True if same and found is not None and found.name == api.FSDP else None
+
+
+def _leaves_block(body: cst.BaseSuite) -> bool:
+    last = body.body[-1]
+    small = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last
+    return isinstance(small, cst.Return | cst.Raise | cst.Continue | cst.Break)

@@ -121,6 +121,9 @@ def _only_if(statement: cst.CSTNode, call: cst.Call) -> bool:
 
 def _wraps_apply(file: File, call: cst.Call) -> bool:
     """A function of this file that applies checkpointing to its first parameter."""
+    text = dotted(call.func)
+    if text is not None and file.project.checkpoints(text.split(".")[-1]):
+        return True
     for binding in file.values.bindings(call.func):
         function = binding.definition
         if isinstance(function, cst.FunctionDef) and function.params.params:
@@ -139,7 +142,7 @@ def _needed(
     heads = {name.split(".")[0] for name in wrapped.names}
     needed: list[cst.CSTNode] = []
     for earlier in reversed(between):
-        bound = _bound(earlier)
+        bound = bound_names(earlier)
         if not bound & (wanted - heads):
             continue
         movable = isinstance(
@@ -152,7 +155,7 @@ def _needed(
     return needed
 
 
-def _bound(statement: cst.CSTNode) -> set[str]:
+def bound_names(statement: cst.CSTNode) -> set[str]:
     if isinstance(statement, cst.FunctionDef | cst.ClassDef):
         return {statement.name.value}
     found: set[str] = set()

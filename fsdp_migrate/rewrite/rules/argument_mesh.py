@@ -68,7 +68,7 @@ class MeshArgument(ArgumentRule):
             return "rewritten", "the default group is the default mesh"
         if argument.name == "process_group":
             return self._group(value, into)
-        into.keywords.append(("mesh", lambda: file.render(value)))
+        into.mesh = lambda: file.render(value)
         return self._named(value, into, file)
 
     @staticmethod
@@ -110,10 +110,10 @@ class MeshArgument(ArgumentRule):
 
             def one() -> str:
                 mesh = file.name(_MESH, at)
-                kind = device_type(file, translation, at)
+                kind = device_type(file, translation)
                 return f"{mesh}.from_group({file.render(value)}, {kind})"
 
-            translation.keywords.append(("mesh", one))
+            translation.mesh = one
             return "rewritten", "a mesh made of the same group"
 
         def two() -> str:
@@ -124,11 +124,11 @@ class MeshArgument(ArgumentRule):
                 shard, replicate = (f"{file.render(value)}[{place}]" for place in (0, 1))
             size = file.name("torch.distributed.get_world_size", at)
             ranks = f"{file.name('torch.arange', at)}({size}()).view(-1, {size}({shard}))"
-            passed = [f"[{replicate}, {shard}]", device_type(file, translation, at)]
+            passed = [f"[{replicate}, {shard}]", device_type(file, translation)]
             passed += [f"mesh={ranks}", _NAMES]
             return file.call(f"{file.name(_MESH, at)}.from_group", passed, at)
 
-        translation.keywords.append(("mesh", two))
+        translation.mesh = two
         return "differs", "a 2-D mesh of the same groups; its rows are taken as consecutive ranks"
 
 

@@ -41,7 +41,10 @@ class MixedPrecisionObject(Rule):
             after="""
                 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-                bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+                bf16 = MixedPrecisionPolicy(
+                    param_dtype=torch.bfloat16,
+                    reduce_dtype=torch.float32,
+                )
             """,
         ),
     )
@@ -70,7 +73,7 @@ class MixedPrecisionObject(Rule):
         def text() -> str:
             name = file.fsdp2("MixedPrecisionPolicy", node)
             values = [f"{field}={file.render(given[field])}" for field in kept]
-            return f"{name}({', '.join(values)})"
+            return file.call(name, values, call)
 
         file.edits.replace(call, text)
         buffers = given.get("buffer_dtype")
