@@ -57,7 +57,7 @@ class Experiment:
         first = name == "before"
         base = Trial("", side.script, side.args, self.steps, self.seed, self.device)
         trials = []
-        for trial in self._trials(base, controls=first):
+        for trial in self._trials(base, controls=first and "native" in self.modes):
             if self.same_init and first and trial.nudge is None:
                 trial = replace(trial, keep_start=True)
             elif self.same_init:
@@ -135,11 +135,11 @@ def pairs(before: dict[str, Trace], after: dict[str, Trace]) -> Iterator[Pair]:
         one, other = before.get(name), after.get(name)
         if one is None or other is None or one.failures or other.failures:
             continue
+        kind = "fp32" if name == "fp32" else "native"
         controls = tuple(
             trace
             for key, trace in before.items()
-            if key.startswith(f"{'native' if not low and name == 'exact' else name}-control")
-            and not trace.failures
+            if key.startswith(f"{kind}-control") and not trace.failures
         )
         exact = name == "exact" or (name == "fp32" and "exact" in before)
         yield Pair(name, one, other, exact, name == "fp32" or not low, controls)
@@ -161,8 +161,8 @@ def describe(trace: Trace, which: str) -> str:
     rank = culprit(trace)
     log = trace.folder / f"rank{rank.rank}.log"
     return (
-        f"the {which} run failed ({trace.trial}): rank {rank.rank}, after {len(rank.steps)} optimizer "
-        f"steps: {rank.failure}; log: {log}\n{last_lines(log)}"
+        f"the {which} run failed ({trace.trial}): rank {rank.rank}, after {len(rank.steps)} "
+        f"optimizer steps: {rank.failure}; log: {log}\n{last_lines(log)}"
     )
 
 

@@ -8,10 +8,22 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    MixedPrecision,
+    ShardingStrategy,
+    StateDictType,
+)
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 from model import Block, Data, Decoder
+
+
+CONFIGS = (
+    FullStateDictConfig(offload_to_cpu=True, rank0_only=False),
+    FullOptimStateDictConfig(offload_to_cpu=True, rank0_only=False),
+)
 
 
 def main() -> None:
@@ -22,6 +34,8 @@ def main() -> None:
     parser.add_argument("--flat", action="store_true")
     parser.add_argument("--freeze", action="store_true")
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--save")
+    parser.add_argument("--resume")
     args = parser.parse_args()
 
     dist.init_process_group("nccl")
@@ -47,6 +61,13 @@ def main() -> None:
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * step))
+    if args.resume:
+        saved = torch.load(args.resume)
+        with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, *CONFIGS):
+            model.load_state_dict(saved["model"])
+            state = FSDP.optim_state_dict_to_load(model, optimizer, saved["optimizer"])
+        optimizer.load_state_dict(state)
+        scheduler.load_state_dict(saved["scheduler"])
     data = Data(seed=1000 + rank)
     torch.manual_seed(100 + rank)
     for step in range(args.steps):
@@ -63,6 +84,15 @@ def main() -> None:
         optimizer.zero_grad()
         if rank == 0:
             print(f"step {step} loss {loss.item():.4f}")
+    if args.save:
+        with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, *CONFIGS):
+            saved = {
+                "model": model.state_dict(),
+                "optimizer": FSDP.optim_state_dict(model, optimizer),
+                "scheduler": scheduler.state_dict(),
+            }
+        if rank == 0:
+            torch.save(saved, args.save)
     dist.destroy_process_group()
 
 

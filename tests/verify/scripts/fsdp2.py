@@ -6,6 +6,11 @@ import os
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -20,6 +25,7 @@ def main() -> None:
     parser.add_argument("--flat", action="store_true")
     parser.add_argument("--freeze", action="store_true")
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--resume")
     args = parser.parse_args()
 
     dist.init_process_group("nccl")
@@ -50,6 +56,14 @@ def main() -> None:
     fully_shard(model, **kwargs)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * step))
+    if args.resume:
+        saved = torch.load(args.resume)
+        for state in saved["optimizer"]["state"].values():
+            state["step"] = state["step"].clone()
+        options = StateDictOptions(full_state_dict=True)
+        set_model_state_dict(model, saved["model"], options=options)
+        set_optimizer_state_dict(model, optimizer, saved["optimizer"], options=options)
+        scheduler.load_state_dict(saved["scheduler"])
     data = Data(seed=1000 + rank)
     torch.manual_seed(100 + rank)
     for step in range(args.steps):
