@@ -37,5 +37,10 @@ def _root(
 ) -> None: ...
 
 
+from fsdp_migrate.cli.verify import verify  # noqa: E402
+
+app.command()(verify)
+
+
 def main() -> None:
     app()

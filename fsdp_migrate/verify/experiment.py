@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fsdp_migrate.errors import SourceError
+from fsdp_migrate.verify.checks import mechanism
 from fsdp_migrate.verify.judge import judge
 from fsdp_migrate.verify.launchers import Launcher
 from fsdp_migrate.verify.processes import last_lines
 from fsdp_migrate.verify.traces import read_trace
 from fsdp_migrate.verify.trial import Job, RankTrace, Trace, Trial
-from fsdp_migrate.verify.verdict import Finding, Kind, Pair, Parity, Verdict
+from fsdp_migrate.verify.verdict import Finding, Pair, Parity, Verdict
 
 MODES = ("exact", "native")
 CONTROLS = 2
@@ -126,6 +127,20 @@ def compare(before: dict[str, Trace], after: dict[str, Trace]) -> Parity:
         notes.append(f"no fp32 pass: {describe(lifted, 'first')}")
     parity = judge(list(pairs(before, after)))
     return replace(parity, notes=(*notes, *parity.notes))
+
+
+def _failed(before: Trace | None, after: Trace) -> Parity:
+    """The second script failed: a migration that does not run; its set-up may tell why."""
+    message = describe(after, "second")
+    finding = Finding(message, step=after.steps, rank=culprit(after).rank)
+    check = "run"
+    if before is not None and before.ranks[0].model and after.ranks[0].model:
+        pair = Pair(after.trial, before, after, exact=False, fp32=False)
+        if cause := mechanism.set_up(pair):
+            check, finding = "mechanism", replace(cause, message=f"{cause.message}; {message}")
+    return Parity(
+        Verdict(finding.kind, finding.kind.name, finding.message, check, finding), (), (), (), ()
+    )
 
 
 def pairs(before: dict[str, Trace], after: dict[str, Trace]) -> Iterator[Pair]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import ctypes
 import datetime
 import faulthandler
+import gc
+import importlib
 import json
 import os
 import signal
@@ -36,11 +38,22 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     die_with_parent()
     job = Job.read(Path(sys.argv[1]))
-    import fsdp_migrate.verify.capture.rank  # noqa: F401  imported before the first fork
-
+    _import_once()
     store = _store()
     for index, trial in enumerate(job.trials):
         _Watched(job, trial, index, store).run()
+
+
+def _import_once() -> None:
+    """
+    What every trial would import, before the first fork.
+
+    Deterministic algorithms and the optimizers bring in torch's compilers, seconds each time.
+    Frozen objects are not collected, so a trial's search for live modules sees its own only.
+    """
+    importlib.import_module("fsdp_migrate.verify.capture.rank")
+    importlib.import_module("torch._inductor")
+    gc.freeze()
 
 
 def die_with_parent() -> None:

@@ -74,18 +74,28 @@ BUGS = (
         "step 0",
         "loss",
     ),
-    bug("rank 0 data", "Data(seed=1000 + rank)", "Data(seed=1000)", "data", "rank 0's data", rank=1),
     bug(
+        "rank 0 data", "Data(seed=1000 + rank)", "Data(seed=1000)", "data", "rank 0's data", rank=1
+    ),
+    Bug(
         "optimizer before fully_shard",
-        "    for module in reversed",
-        BUILD + "    for module in reversed",
+        ((BUILD, ""), ("    for module in reversed", BUILD + "    for module in reversed")),
         "mechanism",
         "built before fully_shard",
     ),
-    bug(
+    Bug(
         "block not sharded",
-        ROOT,
-        "    fully_shard(model, ignored_params=set(model.blocks[1].parameters()), **kwargs)\n",
+        (
+            ("isinstance(module, Block)", "isinstance(module, Block) and module is not skipped"),
+            (
+                "    for module in reversed",
+                "    skipped = model.blocks[1]\n    for module in reversed",
+            ),
+            (
+                ROOT,
+                "    fully_shard(model, ignored_params=set(skipped.parameters()), **kwargs)\n",
+            ),
+        ),
         "mechanism",
         "blocks.1",
     ),

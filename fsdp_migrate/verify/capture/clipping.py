@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Replicate
 
+from fsdp_migrate.verify.capture.optimizers import gradient_squares
 from fsdp_migrate.verify.capture.patch import Patches
 from fsdp_migrate.verify.capture.pieces import Piece
 from fsdp_migrate.verify.capture.session import Session
@@ -31,6 +32,9 @@ def install(session: Session, patches: Patches) -> None:
 
     exact = session.trial.exact
     patches.replace(torch.nn.utils, "clip_grad_norm_", torch_function)
+    patches.replace(
+        torch.nn.utils, "clip_grads_with_norm_", lambda f: _recorded_scaling(session, f)
+    )
     if exact:
         patches.replace(torch.nn.utils, "get_total_norm", lambda f: _exact_total(session, f))
     method = FullyShardedDataParallel.clip_grad_norm_
@@ -42,12 +46,35 @@ def install(session: Session, patches: Patches) -> None:
 def _recorded(session: Session, clip: Any) -> Any:
     @functools.wraps(clip)
     def recorded(target: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+        record_unclipped(session)
         norm = clip(target, max_norm, *args, **kwargs)
         value = norm.full_tensor() if isinstance(norm, DTensor) else norm
         session.step.clips.append(Clip(float(max_norm), float(value)))
         return norm
 
     return recorded
+
+
+def _recorded_scaling(session: Session, clip: Any) -> Any:
+    """The second half of a clip that the script makes in two calls."""
+
+    @functools.wraps(clip)
+    def recorded(
+        target: Any, max_norm: float, total_norm: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> None:
+        held = [target] if isinstance(target, torch.Tensor) else list(target)
+        record_unclipped(session)
+        clip(held, max_norm, total_norm, *args, **kwargs)
+        norm = total_norm.full_tensor() if isinstance(total_norm, DTensor) else total_norm
+        session.step.clips.append(Clip(float(max_norm), float(norm)))
+
+    return recorded
+
+
+def record_unclipped(session: Session) -> None:
+    """Gradients as the first clip of step 0 finds them: a clip hides any factor on them."""
+    if session.stepped == 0 and not session.step.clips:
+        session.step.raw = gradient_squares(session, session.loss_scale)
 
 
 def _exact_method(session: Session) -> Any:

@@ -33,30 +33,42 @@ def install(session: Session) -> None:
         finally:
             session.backwards -= 1
         if session.backwards == 0 and session.stepped == 0:
-            session.step.raw = gradient_squares(session, session.step.scale)
+            session.step.raw = gradient_squares(session, session.loss_scale)
 
     torch.autograd.backward = backward
-    _watch_scalers()
+    _watch_scalers(session)
 
 
 def _record(session: Session, tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1:
         return
     unscaled, scale = getattr(tensor, _UNSCALED, (tensor, 1.0))
-    session.step.scale = scale
+    session.step.scale = session.loss_scale = scale
     value = unscaled.detach()
     if hasattr(value, "full_tensor"):
         value = value.full_tensor()
     session.step.losses.append(float(value))
 
 
-def _watch_scalers() -> None:
+def _watch_scalers(session: Session) -> None:
     from torch.amp.grad_scaler import GradScaler
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     for scaler in (GradScaler, ShardedGradScaler):
         if "scale" in vars(scaler):
             scaler.scale = _marking(scaler.scale)  # type: ignore[method-assign]
+        if "unscale_" in vars(scaler):
+            scaler.unscale_ = _unscaling(session, scaler.unscale_)  # type: ignore[method-assign]
+
+
+def _unscaling(session: Session, unscale: Any) -> Any:
+    @functools.wraps(unscale)
+    def unscaled(self: Any, optimizer: Any) -> Any:
+        result = unscale(self, optimizer)
+        session.loss_scale = 1.0
+        return result
+
+    return unscaled
 
 
 def _marking(scale: Any) -> Any:

@@ -68,6 +68,7 @@ class Session:
         self.step = Open()
         self.stepped = 0  # steps that the primary optimizer has made
         self.emitted = 0
+        self.loss_scale = 1.0  # a GradScaler's factor that the gradients still carry
         self.backwards = 0  # depth of backward calls
         self.exact_calls = 0
         self.exact_clips = 0

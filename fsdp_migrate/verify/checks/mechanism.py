@@ -18,6 +18,12 @@ def check(pair: Pair) -> Finding | None:
     return next((finding for test in tests if (finding := test(pair))), None)
 
 
+def set_up(pair: Pair) -> Finding | None:
+    """What can be told of a run that did not reach its first step."""
+    tests = (_units, _names, _sharding, _precision)
+    return next((finding for test in tests if (finding := test(pair))), None)
+
+
 def params(trace: Trace) -> dict[str, Parameter]:
     """Parameters as rank 0 saw them."""
     model = trace.ranks[0].model
