@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from fsdp_migrate import __version__
+from fsdp_migrate.cli import verify
 
 app = typer.Typer(
     name="fsdp-migrate",
@@ -37,9 +38,7 @@ def _root(
 ) -> None: ...
 
 
-from fsdp_migrate.cli.verify import verify  # noqa: E402
-
-app.command()(verify)
+app.command()(verify.verify)
 
 
 def main() -> None:

@@ -163,13 +163,13 @@ def _rewritten(script: Path, folder: Path) -> Path:
     if open_sites:
         first = "\n".join(f"  {s.file}:{s.line}: {s.message}" for s in open_sites[:5])
         raise OpenQuestion(
-            f"rewrite-code leaves {len(open_sites)} places to you, so there is nothing to run yet:\n"
+            f"rewrite-code leaves {len(open_sites)} places to you, so nothing can run yet:\n"
             f"{first}\nSettle them and give the result with --after."
         )
     return copy / script.name
 
 
-def _not_source(folder: str, names: list[str]) -> set[str]:
+def _not_source(_folder: str, names: list[str]) -> set[str]:
     return {
         name for name in names if name in ("__pycache__", ".git", ".venv", "venv", "node_modules")
     }

@@ -119,10 +119,7 @@ def compare(before: dict[str, Trace], after: dict[str, Trace]) -> Parity:
             if trace.trial == "fp32":
                 notes.append(f"no fp32 pass: {describe(trace, 'second')}")
                 continue
-            finding = Finding(describe(trace, "second"), step=trace.steps, rank=culprit(trace).rank)
-            return Parity(
-                Verdict(Kind.FAIL, "FAIL", finding.message, "run", finding), (), (), (), ()
-            )
+            return _failed(before.get(trace.trial), trace)
     if (lifted := before.get("fp32")) and lifted.failures:
         notes.append(f"no fp32 pass: {describe(lifted, 'first')}")
     parity = judge(list(pairs(before, after)))

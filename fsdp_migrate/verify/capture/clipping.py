@@ -47,7 +47,8 @@ def _recorded(session: Session, clip: Any) -> Any:
     @functools.wraps(clip)
     def recorded(target: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
         record_unclipped(session)
-        norm = clip(target, max_norm, *args, **kwargs)
+        with session.clip():
+            norm = clip(target, max_norm, *args, **kwargs)
         value = norm.full_tensor() if isinstance(norm, DTensor) else norm
         session.step.clips.append(Clip(float(max_norm), float(value)))
         return norm
@@ -63,6 +64,9 @@ def _recorded_scaling(session: Session, clip: Any) -> Any:
         target: Any, max_norm: float, total_norm: torch.Tensor, *args: Any, **kwargs: Any
     ) -> None:
         held = [target] if isinstance(target, torch.Tensor) else list(target)
+        if session.clipping:  # torch's own clip_grad_norm_ calls this, and is recorded itself
+            clip(held, max_norm, total_norm, *args, **kwargs)
+            return
         record_unclipped(session)
         clip(held, max_norm, total_norm, *args, **kwargs)
         norm = total_norm.full_tensor() if isinstance(total_norm, DTensor) else total_norm

@@ -9,10 +9,11 @@ then ends inside the hook: no exception travels through the user's code, which m
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -69,6 +70,7 @@ class Session:
         self.stepped = 0  # steps that the primary optimizer has made
         self.emitted = 0
         self.loss_scale = 1.0  # a GradScaler's factor that the gradients still carry
+        self.clipping = False
         self.backwards = 0  # depth of backward calls
         self.exact_calls = 0
         self.exact_clips = 0
@@ -110,6 +112,15 @@ class Session:
             self.recorder.emit("step", **dataclasses.asdict(self.step.close()))
             self.emitted += 1
             self.step = Open()
+
+    @contextlib.contextmanager
+    def clip(self) -> Iterator[None]:
+        """While the script is in a call that clips gradients."""
+        self.clipping = True
+        try:
+            yield
+        finally:
+            self.clipping = False
 
     def finish(self, why: str) -> NoReturn:
         if not self._over:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fsdp_migrate.verify.checks import kernels
 from fsdp_migrate.verify.checks.factors import recognise
-from fsdp_migrate.verify.trial import Trace
+from fsdp_migrate.verify.trial import Clip, Trace
 from fsdp_migrate.verify.verdict import Finding, Pair
 from fsdp_migrate.verify.wholes import Gradient, gradients, total
 
@@ -136,7 +136,7 @@ def _clipping(pair: Pair) -> Finding | None:
             continue
         if now and was:
             return Finding(
-                f"gradients are clipped to {was[0].limit:g} before, {now[0].limit:g} after",
+                f"gradients are clipped to {_limits(was)} before, {_limits(now)} after",
                 step=index,
             )
         if was and not _scaled(pair.after):
@@ -148,6 +148,10 @@ def _clipping(pair: Pair) -> Finding | None:
         if now and not _scaled(pair.before):
             return Finding(f"only the second run clips gradients (to {now[0].limit:g})", step=index)
     return None
+
+
+def _limits(clips: tuple[Clip, ...]) -> str:
+    return " and ".join(f"{clip.limit:g}" for clip in clips)
 
 
 def _scaled(trace: Trace) -> bool:

@@ -17,7 +17,8 @@ from fsdp_migrate.verify.trial import Job
 class Launcher(Protocol):
     """One way to start ranks. `name` is what `--launcher` calls it."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def script(self, job: Job) -> str:
         """The shell script that does what `run` does, for `--print-script`."""
