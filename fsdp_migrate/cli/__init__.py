@@ -14,6 +14,7 @@ import typer
 from fsdp_migrate import __version__
 from fsdp_migrate.cli.convert_ckpt import compare_ckpt, convert_ckpt, inspect_ckpt
 from fsdp_migrate.cli.rewrite_code import rewrite_code
+from fsdp_migrate.cli import verify
 
 app = typer.Typer(
     name="fsdp-migrate",
@@ -43,6 +44,7 @@ app.command("convert-ckpt")(convert_ckpt)
 app.command("inspect-ckpt")(inspect_ckpt)
 app.command("compare-ckpt")(compare_ckpt)
 app.command("rewrite-code")(rewrite_code)
+app.command()(verify.verify)
 
 
 def main() -> None:
