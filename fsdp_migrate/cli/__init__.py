@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from fsdp_migrate import __version__
+from fsdp_migrate.cli import bench
 
 app = typer.Typer(
     name="fsdp-migrate",
@@ -35,6 +36,9 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None: ...
+
+
+app.command()(bench.bench)
 
 
 def main() -> None:
