@@ -44,10 +44,11 @@ def bench(
     `TargetError` where `folder` can't be used and `Unsupported` where no row ran at all.
     """
     _prepare(folder, overwrite)
+    server = start.server(setup)
     outcomes = []
     for row in rows:
         on_start(row)
-        outcomes.append(start.run(setup, row, folder / ROW_FILES / row.name, timeout))
+        outcomes.append(start.run(setup, row, folder / ROW_FILES / row.name, timeout, server))
         on_end(outcomes[-1])
     result = table(setup, outcomes, peak_tflops)
     if result.device is None:

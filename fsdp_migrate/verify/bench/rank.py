@@ -1,14 +1,16 @@
 """
 What every rank of a row runs: build, spread, train, and write one JSON file.
 
-`python -m fsdp_migrate.verify.bench.rank SETUP.json ROW FOLDER` under torchrun. Every end, good or
-bad, is told through the file `rank<N>.json`, so that the command can say why a row didn't run.
+Every end, good or bad, is told through the file `rank<N>.json`, so that the command can say why a
+row didn't run.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -28,22 +30,51 @@ from fsdp_migrate.verify.bench.rows import named
 from fsdp_migrate.verify.bench.setup import Setup
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PR_SET_PDEATHSIG = 1
 
 
-def main(setup_file: str, row_name: str, folder: str) -> NoReturn:
-    setup = Setup.from_json(Path(setup_file).read_text())
+def main(setup: Setup, row_name: str, folder: Path, log: Path, place: int, port: int) -> NoReturn:
+    """The whole life of rank `place`; the other ranks are met at the store on `port`."""
+    _settle(setup, log, place)
+    file = folder / f"rank{place}.json"
     (row,) = named([row_name])
     try:
-        record = measure(setup, row)
+        record = measure(setup, row, _join(setup, place, port))
+        dist.barrier()
     except BaseException as error:
         traceback.print_exc()
-        _leave(folder, {"status": _status(error), "reason": _reason(error)}, exit_code=1)
-    dist.barrier()
-    _leave(folder, record, exit_code=0)
+        _leave(file, {"status": _status(error), "reason": _reason(error)}, exit_code=1)
+    _leave(file, record, exit_code=0)
 
 
-def measure(setup: Setup, row: Row) -> dict[str, Any]:
-    ranks = _ranks(setup)
+def _settle(setup: Setup, log: Path, place: int) -> None:
+    """In a process group of its own, with its output in the log; it ends when its server does."""
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    numbers = {"RANK": place, "LOCAL_RANK": place, "WORLD_SIZE": setup.ranks}
+    os.environ.update({name: str(number) for name, number in numbers.items()})
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // setup.ranks))
+
+
+def _join(setup: Setup, place: int, port: int) -> Ranks:
+    device = torch.device("cpu")
+    if setup.device == "cuda":
+        device = torch.device("cuda", place)
+        torch.cuda.set_device(device)
+    # Offloaded parameters live on the CPU even where the ranks have GPUs.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", port, is_master=False
+    )
+    dist.init_process_group(backend, store=store, rank=place, world_size=setup.ranks)
+    return Ranks(device, place, setup.ranks, TORCH_DTYPES[setup.dtype])
+
+
+def measure(setup: Setup, row: Row, ranks: Ranks) -> dict[str, Any]:
     source = model_of(setup)
     torch.manual_seed(setup.seed)
     # Every row keeps fp32 weights and casts as it computes, whatever the source says.
@@ -57,17 +88,6 @@ def measure(setup: Setup, row: Row) -> dict[str, Any]:
     counted = _flops(source, setup, row) if ranks.rank == 0 else {}
     device = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
     return {"status": "ran", "device": device, **asdict(measured), **counted}
-
-
-def _ranks(setup: Setup) -> Ranks:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cpu")
-    if setup.device == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    # Offloaded parameters live on the CPU even where the ranks have GPUs.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    return Ranks(device, rank, world_size, TORCH_DTYPES[setup.dtype])
 
 
 def _flops(source: Any, setup: Setup, row: Row) -> dict[str, Any]:
@@ -93,19 +113,14 @@ def _reason(error: BaseException) -> str:
     return text if isinstance(error, Unsupported) else f"{type(error).__name__}: {text}"
 
 
-def _leave(folder: str, record: dict[str, Any], *, exit_code: int) -> NoReturn:
+def _leave(file: Path, record: dict[str, Any], *, exit_code: int) -> NoReturn:
     """
     Write the record whole, and end without tearing the process group down: gloo aborts in its
     destructor now and then, and a row that ran would be told as one that crashed.
     """
-    file = Path(folder) / f"rank{os.environ['RANK']}.json"
     beside = file.with_suffix(".partial")
     beside.write_text(json.dumps({**record, "ended": time.time()}))
     beside.rename(file)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from fsdp_migrate.errors import UsageError
@@ -55,12 +54,3 @@ class Setup:
     @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.seq_len
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), default=str)
-
-    @classmethod
-    def from_json(cls, text: str) -> Setup:
-        fields = json.loads(text)
-        config = fields["hf_config"]
-        return cls(**{**fields, "hf_config": None if config is None else Path(config)})

@@ -1,90 +1,119 @@
-"""Start the ranks of one row, wait for them, and say what became of it."""
+"""
+Start the ranks of one row on this machine, wait for them, and say what became of it.
+
+Ranks are forked from a server that has imported torch and done nothing else, so that a row costs
+no imports; each row has new processes, a new store and a new process group. The ranks meet at a
+store which this process holds, on a port that the system chose.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import connection, get_context
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
+from fsdp_migrate.verify.bench import rank
 from fsdp_migrate.verify.bench.outcome import Outcome, figures
 from fsdp_migrate.verify.bench.row import Row
 from fsdp_migrate.verify.bench.setup import Setup
 
 LOG = "output.log"
-GRACE = 45.0  # torchrun gives its ranks 30 s to end, then kills them
+GRACE = 3.0  # seconds for the other ranks to tell their own reason once one has failed
 TELLING_FIRST = ("out of memory", "cannot run", "failed")
 
 
-def run(setup: Setup, row: Row, folder: Path, timeout: float) -> Outcome:
-    """One process group of its own; its files go to `folder`, which is created."""
+def server(setup: Setup) -> ForkServerContext:
+    """Where ranks are forked from; it starts with the first row and ends with this process."""
+    context = get_context("forkserver")
+    heavy = ["transformers.models.auto.modeling_auto"] if setup.hf_config is not None else []
+    context.set_forkserver_preload([rank.__name__, "torch._dynamo", *heavy])
+    return context
+
+
+def run(
+    setup: Setup, row: Row, folder: Path, timeout: float, context: ForkServerContext
+) -> Outcome:
+    """One row, whose files go to `folder`, which is created. Nothing of it is left running."""
     folder.mkdir(parents=True)
-    setup_file = folder / "setup.json"
-    setup_file.write_text(setup.to_json())
-    with (folder / LOG).open("wb") as log:
-        agent = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *("--nproc-per-node", str(setup.ranks), "--max-restarts", "0"),
-                *("-m", "fsdp_migrate.verify.bench.rank"),
-                *(str(setup_file), row.name, str(folder)),
-            ],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={"OMP_NUM_THREADS": "1", **os.environ},
-            start_new_session=True,
-        )
-        try:
-            code: int | None = agent.wait(timeout)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            _end(agent)
-    return _outcome(setup, row, folder, code, timeout)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    log = folder / LOG
+    processes = [
+        context.Process(target=rank.main, args=(setup, row.name, folder, log, place, store.port))
+        for place in range(setup.ranks)
+    ]
+    with _ended(processes):
+        for process in processes:
+            process.start()
+        in_time = _wait(processes, timeout)
+        codes = [process.exitcode for process in processes]  # None: still running, ended by us
+    return _outcome(setup, row, folder, codes, None if in_time else timeout)
 
 
-def _end(agent: subprocess.Popen[bytes]) -> None:
-    """torchrun starts each rank in a session of its own, so it must be asked to end them."""
-    if agent.poll() is not None:
-        return
-    agent.terminate()
+@contextlib.contextmanager
+def _ended(processes: list[ForkServerProcess]) -> Iterator[None]:
+    """Each rank leads a process group of its own, which its compiler's helpers belong to."""
     try:
-        agent.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        os.killpg(agent.pid, signal.SIGKILL)
-        agent.wait()
+        yield
+    finally:
+        for process in processes:
+            if process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.kill()  # it may not have come to lead its group yet
+                process.join()
 
 
-def _outcome(setup: Setup, row: Row, folder: Path, code: int | None, timeout: float) -> Outcome:
-    files = [folder / f"rank{rank}.json" for rank in range(setup.ranks)]
+def _wait(processes: list[ForkServerProcess], timeout: float) -> bool:
+    """Until all have ended, or one has failed and the others had time to; False: not in time."""
+    deadline = time.monotonic() + timeout
+    while running := [process for process in processes if process.exitcode is None]:
+        if any(process.exitcode for process in processes):
+            deadline = min(deadline, time.monotonic() + GRACE)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return any(process.exitcode for process in processes)
+        connection.wait([process.sentinel for process in running], left)
+    return True
+
+
+def _outcome(
+    setup: Setup, row: Row, folder: Path, codes: list[int | None], timeout: float | None
+) -> Outcome:
+    files = [folder / f"rank{place}.json" for place in range(setup.ranks)]
     records = [json.loads(file.read_text()) for file in files if file.exists()]
-    bad = [record for record in records if record["status"] != "ran"]
-    if bad:
-        # One rank's failure breaks the others' connections: tell the cause, not the echo.
-        first = min(bad, key=lambda r: (TELLING_FIRST.index(r["status"]), r["ended"]))
-        return Outcome(row, first["status"], _with_log(first, folder))
-    if code is None:
+    if timeout is not None:
         return Outcome(row, "timed out", f"no end after {timeout:g} s; see {folder / LOG}")
-    if len(records) < setup.ranks:
-        return Outcome(row, "failed", _died(folder, code))
+    # One rank's failure breaks the others' connections: tell the cause, not the echo.
+    bad = [record for record in records if record["status"] != "ran"]
+    first = min(bad, key=lambda r: (TELLING_FIRST.index(r["status"]), r["ended"]), default=None)
+    told_well = first is not None and first["status"] != "failed"
+    silent = [place for place, file in enumerate(files) if codes[place] and not file.exists()]
+    if silent and not told_well:
+        return Outcome(row, "failed", f"{_died(silent[0], codes[silent[0]])}; see {folder / LOG}")
+    if first is not None:
+        return Outcome(row, first["status"], _reason(first, folder))
     return Outcome(row, "ran", figures=figures(records, setup))
 
 
-def _with_log(record: dict[str, Any], folder: Path) -> str:
+def _reason(record: dict[str, Any], folder: Path) -> str:
     reason: str = record["reason"]
     return reason if record["status"] == "cannot run" else f"{reason}; see {folder / LOG}"
 
 
-def _died(folder: Path, code: int) -> str:
-    """torchrun's own report names the exit code of the first rank that died."""
-    log = folder / LOG
-    told = re.search(r"exitcode\s*:\s*(-?\d+)", log.read_text(errors="replace"))
-    code = int(told[1]) if told else code
-    if code == -signal.SIGKILL:
-        return f"a rank was killed by SIGKILL, most often for want of host memory; see {log}"
-    what = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"a rank ended with {what} and left no result; see {log}"
+def _died(place: int, code: int | None) -> str:
+    assert code
+    if code > 0:
+        return f"rank {place} ended with exit code {code} and left no result"
+    want = ", most often for want of host memory" if code == -signal.SIGKILL else ""
+    return f"rank {place} was killed by {signal.Signals(-code).name}{want}"

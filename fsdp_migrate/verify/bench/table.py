@@ -117,7 +117,7 @@ def as_json(table: Table) -> dict[str, Any]:
         losses = None if outcome.figures is None else outcome.figures.losses
         rows.append({**asdict(line), "losses": losses})
     whole = {
-        "setup": json.loads(table.setup.to_json()),
+        "setup": json.loads(json.dumps(asdict(table.setup), default=str)),
         "device": table.device,
         "peak_flops": table.peak_flops,
         "peak_source": table.peak_source,

@@ -74,13 +74,13 @@ def cut(model: nn.Module, blocks: tuple[nn.Module, ...], mesh: DeviceMesh) -> No
 
 
 def _check_shape(model: nn.Module, blocks: tuple[nn.Module, ...]) -> None:
+    embedding, head = _ends(model)
     known = {*COLUMNS, *ROWS, *NORMS}
     for block in blocks:
         owners = {name.rpartition(".")[0] for name, _ in block.named_parameters()}
         if owners != known:
             odd = ", ".join(sorted(owners ^ known))
             raise Unsupported(f"{type(block).__name__} is not Llama-shaped: {odd}")
-    embedding, head = _ends(model)
     for name, module in _outside(model, blocks).items():
         if module is not embedding and module is not head and not name.endswith("norm"):
             raise Unsupported(f"{type(model).__name__} is not Llama-shaped: it has {name}")
