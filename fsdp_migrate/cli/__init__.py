@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fsdp_migrate import __version__
-from fsdp_migrate.cli import bench
+from fsdp_migrate.cli import bench, verify
 
 app = typer.Typer(
     name="fsdp-migrate",
@@ -38,6 +38,7 @@ def _root(
 ) -> None: ...
 
 
+app.command()(verify.verify)
 app.command()(bench.bench)
 
 
