@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from fsdp_migrate.rewrite.file import File
-from fsdp_migrate.rewrite.names import string_value
+from fsdp_migrate.rewrite.names import dotted, string_value
 from fsdp_migrate.rewrite.values import is_none
 from fsdp_migrate.rewrite.wrap import Translation
 
@@ -26,12 +26,12 @@ def kind(file: File, value: cst.BaseExpression | None) -> str | None:
             text = string_value(first)
             if isinstance(first, cst.FormattedString):
                 text = file.tree.code(first).lstrip("fF\"'")
-            if text is not None:
-                return "cpu" if text.split(":")[0] == "cpu" else "cuda"
+            known = text.split(":")[0] if text is not None else None
+            return known if known in ("cpu", "cuda") else None
         if file.tree.code(value.func) in ("int", "get_rank", "dist.get_rank", "get_local_rank"):
             return "cuda"
-    text = file.tree.code(value)
-    return "cuda" if "rank" in text.lower() or "gpu" in text.lower() else None
+    text = (dotted(value) or "").lower()
+    return "cuda" if "rank" in text or "gpu" in text else None
 
 
 def device_type(file: File, translation: Translation, at: cst.CSTNode) -> str:

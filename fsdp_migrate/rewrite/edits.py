@@ -41,7 +41,8 @@ class StatementEdit:
     body: Callable[[], Sequence[Piece]] | None = None
     after: list[Callable[[], str]] = field(default_factory=list)
     markers: list[str] = field(default_factory=list)
-    moved_here: list[cst.CSTNode] = field(default_factory=list)
+    moved_here: list[cst.CSTNode] = field(default_factory=list)  # to run before it
+    moved_below: list[cst.CSTNode] = field(default_factory=list)  # to run after it
     moved_away: bool = False
     blank_lines: int = 0
 
@@ -78,10 +79,19 @@ class Edits:
     def remove(self, statement: cst.CSTNode) -> None:
         self.replace_statement(statement, list)
 
-    def move(self, statement: cst.CSTNode, *, before: cst.CSTNode) -> None:
-        """Let `statement` run just before another one of the same block."""
+    def move(
+        self,
+        statement: cst.CSTNode,
+        *,
+        before: cst.CSTNode | None = None,
+        after: cst.CSTNode | None = None,
+    ) -> None:
+        """Let `statement` run just before or after another one of the same block."""
         self._edit(statement).moved_away = True
-        self._edit(before).moved_here.append(statement)
+        if before is not None:
+            self._edit(before).moved_here.append(statement)
+        if after is not None:
+            self._edit(after).moved_below.append(statement)
 
     def mark(self, statement: cst.CSTNode, text: str) -> None:
         """Put a comment above `statement`."""
@@ -237,6 +247,7 @@ class _Applier(cst.CSTTransformer):
         for key, new, lead in items:
             edit = self.edits.statements.get(id(key))
             if edit is not None and edit.moved_away:
+                loose = loose or _blank(lead)[0]
                 continue
             for moved in edit.moved_here if edit else ():
                 blank, lead = _blank(lead)
@@ -245,6 +256,10 @@ class _Applier(cst.CSTTransformer):
                 result.extend(made)
             made, loose = self._produce(key, new, lead, loose)
             result.extend(made)
+            for moved in edit.moved_below if edit else ():
+                old, moving, comments = by_id[id(moved)]
+                made, loose = self._produce(old, moving, _blank(comments)[1], loose)
+                result.extend(made)
         if not result:
             result.append(cst.SimpleStatementLine([cst.Pass()]))
         return result, [line for line in loose if line.comment is not None]

@@ -49,10 +49,13 @@ def rewrite_source(
     file = File(path, module, options, project or Project())
     file.argument_rules = ARGUMENT_RULES
     for rule in RULES:
+        if file.dual:
+            break
         if options.wants(rule.name) and (options.unsafe or not rule.unsafe):
             file.rule = rule.name
+            if rule.sweeps:
+                drop_dead(file)
             rule().decide(file)
-    drop_dead(file)
     after = _apply(file)
     return Result(path, text, after, file.sites)
 

@@ -62,7 +62,10 @@ class File:
         self.argument_rules: tuple[Any, ...] = ()
         self.wraps: list[Wrapped] = []
         self.keyword_dicts: dict[int, Any] = {}
+        self.left: list[cst.Call] = []  # FSDP calls that stay as they are
         self.strategy_by_name = False
+        self.dual = False
+        self.registered: dict[int, list[str]] = {}  # methods, by the wrap they belong to
         self.sets_device = "torch.cuda.set_device(" in module.code
         self._sites: dict[int, Site] = {}
         self._quiet: set[int] = set()
@@ -83,6 +86,18 @@ class File:
     @cached_property
     def all_uses(self) -> list[Use]:
         return list(self._find_uses())
+
+    @cached_property
+    def has_fsdp(self) -> bool:
+        """Whether this file wraps, types or asks FSDP1 models by name."""
+        return any(use.api.name == api.FSDP for use in self.all_uses)
+
+    @property
+    def is_fsdp1(self) -> bool:
+        """Whether anything of FSDP1 itself is used here, or elsewhere in the run."""
+        found = map(api.find, self.names.imported())
+        own = any(one is not None and one.name in api.CLASSES for one in found)
+        return own or bool(self.all_uses) or self.project.has_fsdp
 
     def uses(self, name: str, member: str | None = None) -> Iterator[Use]:
         """The uses of one FSDP1 name that no earlier rule has dealt with."""
@@ -176,6 +191,12 @@ class File:
         for inner in walk(node):
             if id(inner) not in self._sites:
                 self._quiet.add(id(inner))
+
+    def keep_values(self, call: cst.Call) -> None:
+        """The objects that a call which stays is given stay FSDP1's too."""
+        for arg in call.args:
+            for leaf in self.values.leaves(arg.value):
+                self.cover_below(leaf)
 
     def unwrap(self, block: cst.With, item: cst.WithItem) -> None:
         """Take `item` out of a `with`; a block that has no other is replaced by its body."""

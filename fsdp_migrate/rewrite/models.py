@@ -27,7 +27,6 @@ _DDP = frozenset(
         "torch.nn.parallel.distributed.DistributedDataParallel",
     }
 )
-Key = tuple[int, str]
 
 
 class Models:
@@ -45,7 +44,7 @@ class Models:
     def is_model(self, node: cst.BaseExpression) -> bool:
         """Whether `node` is, or may be, an FSDP-wrapped module."""
         if id(node) not in self._known:
-            if id(node) in self._busy:
+            if id(node) in self._busy or ruled_out(self.file, node):
                 return False
             self._busy.add(id(node))
             answer = self._judge(node)
@@ -189,3 +188,49 @@ class Models:
             if self.is_model(value):
                 return True
         return False
+
+
+def ruled_out(file: File, node: cst.BaseExpression) -> bool:
+    """Whether the code around says that `node` is not an FSDP model: `if not isinstance(...)`."""
+    text = dotted(node)
+    if text is None:
+        return False
+    below: cst.CSTNode = node
+    for above in file.tree.ancestors(node):
+        if isinstance(above, cst.If | cst.IfExp) and below is not above.test:
+            answer = _asks(file, above.test, text)
+            if answer is not None and answer is not (below is above.body):
+                return True
+        if isinstance(above, cst.IndentedBlock | cst.Module):
+            for earlier in above.body:
+                if earlier is below:
+                    break
+                if (
+                    isinstance(earlier, cst.If)
+                    and _asks(file, earlier.test, text) is True
+                    and earlier.orelse is None
+                    and _leaves_block(earlier.body)
+                ):
+                    return True
+        if isinstance(above, cst.FunctionDef):
+            break
+        below = above
+    return False
+
+
+def _asks(file: File, test: cst.BaseExpression, text: str) -> bool | None:
+    """True for `isinstance(text, FSDP)`, False for its negation, None for anything else."""
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        answer = _asks(file, test.expression, text)
+        return None if answer is None else not answer
+    if not isinstance(test, cst.Call) or dotted(test.func) != "isinstance" or len(test.args) != 2:
+        return None
+    found = file.api(test.args[1].value)
+    same = dotted(test.args[0].value) == text
+    return True if same and found is not None and found.name == api.FSDP else None
+
+
+def _leaves_block(body: cst.BaseSuite) -> bool:
+    last = body.body[-1]
+    small = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last
+    return isinstance(small, cst.Return | cst.Raise | cst.Continue | cst.Break)

@@ -57,6 +57,16 @@ class Names:
         for node in tree.nodes:
             self._collect(node)
 
+    def imported(self) -> set[str]:
+        """The dotted origin of everything the file imports, in any scope."""
+        return {
+            binding.qualified
+            for scope in self._scopes.values()
+            for bindings in scope.bindings.values()
+            for binding in bindings
+            if binding.qualified
+        }
+
     def scope(self, node: cst.CSTNode) -> Scope:
         """The scope `node` is evaluated in; a function's own name stands in the scope around."""
         for above in self.tree.ancestors(node):

@@ -14,6 +14,7 @@ class Project:
     """
 
     sets_device: bool = False
+    has_fsdp: bool = False
     packages: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
     exports: Mapping[str, frozenset[str]] = field(default_factory=dict)

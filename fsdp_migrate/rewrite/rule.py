@@ -34,6 +34,7 @@ class Rule:
     name: ClassVar[str]
     examples: ClassVar[tuple[Example, ...]]
     unsafe: ClassVar[bool] = False
+    sweeps: ClassVar[bool] = False  # runs when values that nothing reads any more are gone
 
     def decide(self, file: File) -> None:
         raise NotImplementedError

@@ -37,7 +37,7 @@ def shard_by_policy(file: File) -> str:
         file,
         "shard_by_policy",
         f'''
-        def shard_by_policy(model, policy, *, root=False, **fsdp_kwargs):
+        def shard_by_policy(model, policy=None, *, root=False, **fsdp_kwargs):
             """fully_shard the submodules that an FSDP1 auto_wrap_policy would have wrapped."""
             seen = set()
 
@@ -148,5 +148,83 @@ def shard_from_meta(file: File) -> str:
 
             shard(model)
             return model
+        ''',
+    )
+
+
+def no_sync(file: File, *, sure: bool) -> str:
+    manager = file.name("contextlib.contextmanager", file.tree.module)
+    if sure:
+        return _add(
+            file,
+            "no_sync",
+            f'''
+            @{manager}
+            def no_sync(model):
+                """Accumulate gradients on each rank, as FSDP1's no_sync did."""
+                model.set_requires_gradient_sync(False)
+                try:
+                    yield
+                finally:
+                    model.set_requires_gradient_sync(True)
+            ''',
+        )
+    kind = file.fsdp2("FSDPModule", file.tree.module)
+    return _add(
+        file,
+        "no_sync",
+        f'''
+        @{manager}
+        def no_sync(model):
+            """Accumulate gradients on each rank, for FSDP2 models and for others with no_sync()."""
+            if not isinstance(model, {kind}):
+                with model.no_sync():
+                    yield
+                return
+            model.set_requires_gradient_sync(False)
+            try:
+                yield
+            finally:
+                model.set_requires_gradient_sync(True)
+        ''',
+    )
+
+
+def full_params(file: File) -> str:
+    top = file.tree.module
+    manager = file.name("contextlib.contextmanager", top)
+    kind = file.name("torch.distributed.tensor.DTensor", top)
+    spread = file.name("torch.distributed.tensor.distribute_tensor", top)
+    parameter = file.name("torch.nn.Parameter", top)
+    no_grad = file.name("torch.no_grad", top)
+    return _add(
+        file,
+        "full_params",
+        f'''
+        @{manager}
+        def full_params(model, writeback=True, offload_to_cpu=False):
+            """Put whole parameters in place of the shards, as FSDP1's summon_full_params did."""
+            whole, places = {{}}, []
+            for module in model.modules():
+                for name, param in module._parameters.items():
+                    if isinstance(param, {kind}):
+                        places.append((module, name, param))
+                        if param not in whole:
+                            full = param.detach().full_tensor()
+                            full = full.cpu() if offload_to_cpu else full
+                            whole[param] = {parameter}(full, requires_grad=param.requires_grad)
+            for module, name, param in places:
+                module._parameters[name] = whole[param]
+            try:
+                yield
+            finally:
+                for module, name, param in places:
+                    module._parameters[name] = param
+                if writeback:
+                    with {no_grad}():
+                        for param, full in whole.items():
+                            mesh, placements = param.device_mesh, param.placements
+                            full = full.detach().to(param.to_local().device)
+                            param.copy_({spread}(full, mesh, placements))
         ''',
     )

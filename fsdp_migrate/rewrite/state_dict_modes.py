@@ -33,6 +33,7 @@ class Config:
     offload: bool | None = False
     rank0: bool | None = False
     offload_value: cst.BaseExpression | None = None
+    rank0_value: cst.BaseExpression | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,7 @@ class Modes:
             offload="Optim" in found.name if offload is None else truth(offload.value),
             rank0=False if rank0 is None else truth(rank0.value),
             offload_value=offload.value if offload else None,
+            rank0_value=rank0.value if rank0 else None,
         )
 
 
@@ -163,8 +165,39 @@ def is_state_dict_call(file: File, node: cst.CSTNode) -> bool:
 
 
 def options(file: File, at: cst.CSTNode, **fields: str) -> str:
-    """`, options=StateDictOptions(...)`, or nothing when there is nothing to say."""
+    """`options=StateDictOptions(...)`, or nothing when there is nothing to say."""
     if not fields:
         return ""
     name = file.name(f"{STATE_DICT_HOME}.StateDictOptions", at)
-    return f", options={name}({', '.join(f'{key}={value}' for key, value in fields.items())})"
+    return f"options={name}({', '.join(f'{key}={value}' for key, value in fields.items())})"
+
+
+def full_options(
+    file: File, kind: str, config: Config, *, whole_value: bool
+) -> tuple[dict[str, str], str | None, str]:
+    """
+    How StateDictOptions says what a config said: its fields; for dicts that must be on every
+    rank's CPU, the test under which values are copied there; and what differs, or "".
+
+    FSDP2 offloads a full dict on rank 0 alone (`cpu_offload=True`); other ranks get {}.
+    """
+    if kind != "FULL":
+        fields = {"cpu_offload": _text(file, config.offload, config.offload_value)}
+        return ({} if config.offload is False or not whole_value else fields), None, ""
+    whole = {"full_state_dict": "True"}
+    offload = _text(file, config.offload, config.offload_value)
+    if config.rank0 is None and offload != _text(file, config.rank0, config.rank0_value):
+        raise Undecided("rank0_only must be a literal, or the same as offload_to_cpu")
+    if config.rank0 is not False:
+        if offload == "False":
+            return whole, None, "every rank holds the full dict, not rank 0 alone"
+        return whole | {"cpu_offload": offload}, None, ""
+    if offload == "False":
+        return whole, None, ""
+    return whole, offload, "whole on the device first, then copied to the CPU"
+
+
+def _text(file: File, known: bool | None, value: cst.BaseExpression | None) -> str:
+    if known is not None or value is None:
+        return str(known)
+    return file.render(value)

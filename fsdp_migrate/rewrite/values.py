@@ -28,10 +28,40 @@ class Values:
         text = dotted(node)
         return self.names.attribute(text, node) if text else []
 
+    def reaching(self, node: cst.BaseExpression) -> list[Binding]:
+        """
+        The bindings that `node` may read: the nearest one above where it is plain to see that
+        it is the one, else all.
+        """
+        found = self.bindings(node) if dotted(node) else []
+        if len(found) < 2 or not isinstance(node, cst.Name):
+            return found
+        above = [one for one in found if self.tree.before(one.node, node)]
+        if not above or self.tree.function(above[-1].node) is not self.tree.function(node):
+            return found
+        nearest = max(above, key=lambda one: self.tree.order[id(one.node)])
+        block = self._block(nearest.node)
+        if block is None or not self.tree.inside(node, block):
+            return found
+        for loop in self.tree.ancestors(node):
+            if loop is block:
+                break
+            if isinstance(loop, cst.For | cst.While) and any(
+                self.tree.inside(one.node, loop) for one in found
+            ):
+                return found
+        return [nearest]
+
+    def _block(self, node: cst.CSTNode) -> cst.CSTNode | None:
+        if isinstance(node, cst.Assign | cst.AnnAssign):
+            line = self.tree.parent(node)
+            return self.tree.parent(line) if line is not None else None
+        return None
+
     def only(self, node: cst.BaseExpression) -> cst.BaseExpression:
         """Follow variables with exactly one visible definition to the expression behind them."""
         for _ in range(_DEPTH):
-            found = self.bindings(node) if dotted(node) else []
+            found = self.reaching(node)
             if len(found) != 1 or found[0].value is None or found[0].index is not None:
                 return node
             node = found[0].value
@@ -49,10 +79,24 @@ class Values:
             return self._leaves(node.body, depth) + self._leaves(node.orelse, depth)
         if isinstance(node, cst.BooleanOperation):
             return self._leaves(node.left, depth) + self._leaves(node.right, depth)
-        found = self.bindings(node) if depth and dotted(node) else []
+        found = self.reaching(node) if depth else []
         if not found or any(one.value is None or one.index is not None for one in found):
             return [node]
         return [leaf for one in found if one.value for leaf in self._leaves(one.value, depth - 1)]
+
+    def reads(self, node: cst.BaseExpression) -> list[cst.BaseExpression]:
+        """Every read of the variable or attribute that `node` means."""
+        if isinstance(node, cst.Name):
+            return list(self.uses(node.value, node))
+        text = dotted(node)
+        found = self.names.attribute(text, node) if text else []
+        return [
+            other
+            for other in self.tree.all(cst.Attribute)
+            if dotted(other) == text
+            and not isinstance(self.tree.parent(other), cst.AssignTarget)
+            and self.names.attribute(text or "", other) is found
+        ]
 
     def uses(self, binding_name: str, at: cst.CSTNode) -> list[cst.Name]:
         """Every read of the variable that `binding_name` means at `at`."""

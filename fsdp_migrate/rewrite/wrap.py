@@ -77,12 +77,26 @@ class Translation:
     at: cst.CSTNode  # where the texts will stand
     keywords: list[tuple[str | None, Make]] = field(default_factory=list)
     unit_keywords: list[tuple[str, Make]] = field(default_factory=list)
+    setup: list[Make] = field(default_factory=list)  # statements that do not know the model
     before: list[Step] = field(default_factory=list)
     after: list[Step] = field(default_factory=list)
     units: Units | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     arguments: dict[str, Argument] = field(default_factory=dict)
     init: Make | None = None  # param_init_fn that is run unit by unit
+    mesh: Make | None = None
+    helper: str | None = None  # shards in place of fully_shard: the units are among the keywords
+    strategy: Callable[[Make | None], str] | None = None  # of a strategy only known by name
+
+    def all_keywords(self) -> list[tuple[str | None, Make]]:
+        """The keywords, the mesh among them or given to the helper for strategies."""
+        keywords = list(self.keywords)
+        strategy, mesh = self.strategy, self.mesh
+        if strategy is not None:
+            keywords.insert(0, (None, lambda: strategy(mesh)))
+        elif mesh is not None:
+            keywords.insert(0, ("mesh", mesh))
+        return keywords
 
     def value(self, name: str) -> cst.BaseExpression | None:
         """The value of a sibling argument."""

@@ -139,7 +139,7 @@ def _needed(
     heads = {name.split(".")[0] for name in wrapped.names}
     needed: list[cst.CSTNode] = []
     for earlier in reversed(between):
-        bound = _bound(earlier)
+        bound = bound_names(earlier)
         if not bound & (wanted - heads):
             continue
         movable = isinstance(
@@ -152,7 +152,7 @@ def _needed(
     return needed
 
 
-def _bound(statement: cst.CSTNode) -> set[str]:
+def bound_names(statement: cst.CSTNode) -> set[str]:
     if isinstance(statement, cst.FunctionDef | cst.ClassDef):
         return {statement.name.value}
     found: set[str] = set()

@@ -4,12 +4,14 @@ import libcst as cst
 
 from fsdp_migrate.rewrite.devices import cpu_mesh, kind
 from fsdp_migrate.rewrite.file import File
+from fsdp_migrate.rewrite.names import string_value
 from fsdp_migrate.rewrite.options import State
 from fsdp_migrate.rewrite.rule import Example
 from fsdp_migrate.rewrite.rules.arguments import ArgumentRule
 from fsdp_migrate.rewrite.values import is_none
 from fsdp_migrate.rewrite.wrap import Argument, Translation
 
+_CURRENT = "torch.cuda.current_device"
 _TWO_DIMENSIONS = ("HYBRID", "NO_SHARD")
 
 
@@ -58,19 +60,20 @@ class DeviceArgument(ArgumentRule):
     def translate(self, argument: Argument, into: Translation) -> tuple[State, str]:
         value, file, at = argument.value, into.file, into.at
         plain = file.values.only(value)
-        if is_none(value) or file.is_call(plain, "torch.cuda.current_device"):
+        current = isinstance(plain, cst.Call) and plain.args and string_value(plain.args[0].value)
+        if is_none(value) or current == "cuda" or file.is_call(plain, _CURRENT):
             return "rewritten", "dropped: FSDP2 uses the current device"
         known = kind(file, value)
         if known == "cpu":
             if not self._has_mesh(into, file):
-                into.keywords.append(("mesh", lambda: cpu_mesh(file, at)))
+                into.mesh = lambda: cpu_mesh(file, at)
             return "rewritten", "a mesh of CPU ranks"
         if file.sets_device or file.project.sets_device:
             return "rewritten", "dropped: the run sets the current device itself"
         if known == "cuda":
-            into.before.append(lambda _model: self._set(file, value, at))
+            into.setup.append(lambda: self._set(file, value, at))
         else:
-            into.before.append(lambda _model: self._guarded(file, value, at))
+            into.setup.append(lambda: self._guarded(file, value, at))
         return "rewritten", "the current device is set instead"
 
     @staticmethod
@@ -90,4 +93,5 @@ class DeviceArgument(ArgumentRule):
 
     def _guarded(self, file: File, value: cst.BaseExpression, at: cst.CSTNode) -> str:
         device = f"{file.name('torch.device', at)}({file.render(value)})"
-        return f'if {device}.type == "cuda":\n    {self._set(file, value, at)}'
+        test = f'{device}.type == "cuda" and {device}.index is not None'
+        return f"if {test}:\n    {self._set(file, value, at)}"

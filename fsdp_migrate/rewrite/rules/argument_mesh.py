@@ -68,7 +68,7 @@ class MeshArgument(ArgumentRule):
             return "rewritten", "the default group is the default mesh"
         if argument.name == "process_group":
             return self._group(value, into)
-        into.keywords.append(("mesh", lambda: file.render(value)))
+        into.mesh = lambda: file.render(value)
         return self._named(value, into, file)
 
     @staticmethod
@@ -113,7 +113,7 @@ class MeshArgument(ArgumentRule):
                 kind = device_type(file, translation, at)
                 return f"{mesh}.from_group({file.render(value)}, {kind})"
 
-            translation.keywords.append(("mesh", one))
+            translation.mesh = one
             return "rewritten", "a mesh made of the same group"
 
         def two() -> str:
@@ -128,7 +128,7 @@ class MeshArgument(ArgumentRule):
             passed += [f"mesh={ranks}", _NAMES]
             return file.call(f"{file.name(_MESH, at)}.from_group", passed, at)
 
-        translation.keywords.append(("mesh", two))
+        translation.mesh = two
         return "differs", "a 2-D mesh of the same groups; its rows are taken as consecutive ranks"
 
 

@@ -19,7 +19,7 @@ def or_default(file: File, value: cst.BaseExpression, default: str, at: cst.CSTN
         return f"{body} if {file.render(value.test)} else {orelse}"
     if is_none(value):
         return empty
-    if isinstance(value, cst.Call):
+    if isinstance(value, cst.Call) and file.api(value.func):
         return file.render(value)
     leaves = file.values.leaves(value)
     sure = all(isinstance(leaf, cst.Call) and file.api(leaf.func) for leaf in leaves)

@@ -70,4 +70,5 @@ class AutoWrapPolicy(ArgumentRule):
             return "rewritten", "no policy: the whole model is one unit"
         if units.predicate is None:
             return "rewritten", "the policy picks the same units through a helper"
+        into.file.cover_below(argument.value)
         return "rewritten", "a loop over the same units, children before parents"

@@ -8,7 +8,7 @@ from fsdp_migrate.rewrite.options import State
 from fsdp_migrate.rewrite.rule import Example
 from fsdp_migrate.rewrite.rules.arguments import ArgumentRule
 from fsdp_migrate.rewrite.values import is_none
-from fsdp_migrate.rewrite.wrap import Argument, Translation
+from fsdp_migrate.rewrite.wrap import Argument, Make, Translation
 
 _NO_RESHARD = ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
 _TWO_DIMENSIONS = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD")
@@ -96,13 +96,14 @@ class ShardingStrategyArgument(ArgumentRule):
     def _by_name(value: cst.BaseExpression, translation: Translation) -> tuple[State, str]:
         file, at = translation.file, translation.at
 
-        def made() -> str:
+        def made(mesh: Make | None) -> str:
             helper = snippets.sharding_arguments(file)
-            mesh = [text for name, text in _mesh(translation) if name == "mesh"]
             passed = [file.render(value), device_type(file, translation, at)]
-            return f"{helper}({', '.join([*passed, *(f'mesh={make()}' for make in mesh)])})"
+            if mesh is not None:
+                passed.append(f"mesh={mesh()}")
+            return f"{helper}({', '.join(passed)})"
 
-        translation.keywords.append((None, made))
+        translation.strategy = made
         file.strategy_by_name = True
         return "rewritten", "by name at run time; an unknown name is an error"
 
@@ -112,23 +113,19 @@ def _has_mesh(translation: Translation) -> bool:
     return any(value is not None and not is_none(value) for value in given)
 
 
-def _mesh(translation: Translation) -> list:  # type: ignore[type-arg]
-    return [(name, make) for name, make in translation.keywords if name == "mesh"]
-
-
 def _make_mesh(member: str, translation: Translation) -> None:
     """The mesh gets a variable of its own."""
     file, at = translation.file, translation.at
 
-    def build(model: str) -> str:
+    def build() -> str:
         world = file.name("torch.distributed.get_world_size", at) + "()"
         local = local_size(file, translation, at)
         shape = f"({world}, 1)" if member == "NO_SHARD" else f"({world} // {local}, {local})"
         init = file.name("torch.distributed.device_mesh.init_device_mesh", at)
         kind = device_type(file, translation, at)
         names = 'mesh_dim_names=("replicate", "shard")'
-        name = file.needs.local("mesh", at, avoid=model)
+        name = file.needs.local("mesh", at)
         return f"{name} = " + file.call(init, [kind, shape, names], at)
 
-    translation.before.append(build)
-    translation.keywords.append(("mesh", lambda: file.needs.local("mesh", at)))
+    translation.setup.append(build)
+    translation.mesh = lambda: file.needs.local("mesh", at)

@@ -43,3 +43,16 @@ def translate(file: File, arguments: list[Argument], at: cst.CSTNode) -> Transla
         state, message = rule().translate(argument, translation)
         translation.outcomes.append(Outcome(argument, rule.name, state, message))
     return translation
+
+
+def report(file: File, translation: Translation) -> None:
+    """Account for every argument, under the rule whose business it was; once for shared dicts."""
+    running = file.rule
+    for outcome in translation.outcomes:
+        argument = outcome.argument
+        if file.accounted(argument.node):
+            continue
+        file.rule = outcome.rule
+        record = file.rewritten if outcome.state == "rewritten" else file.differs
+        record(argument.node, argument.api, outcome.message)
+    file.rule = running

@@ -9,6 +9,7 @@ from fsdp_migrate.rewrite.state_dict_modes import (
     STATE_DICT_HOME,
     Mode,
     arguments,
+    full_options,
     is_state_dict_call,
     options,
 )
@@ -71,40 +72,22 @@ class StateDictCall(Rule):
     ) -> tuple[State, str]:
         if call.args:
             raise Undecided("state_dict() with arguments has no counterpart")
-        config, model = mode.model, func.value
-        fields: dict[str, str] = {}
-        state: State = "rewritten"
+        model = func.value
+        fields, on_cpu, difference = full_options(file, mode.kind, mode.model, whole_value=True)
         message = "a full state dict" if mode.kind == "FULL" else "a sharded state dict of DTensors"
-        everywhere = False
-        if mode.kind == "FULL":
-            fields["full_state_dict"] = "True"
-            if config.offload is None and config.rank0:
-                assert config.offload_value is not None
-                fields["cpu_offload"] = file.tree.code(config.offload_value)
-            elif config.offload is None or config.rank0 is None:
-                raise Undecided("offload_to_cpu and rank0_only must be literals here")
-            elif config.offload and config.rank0:
-                fields["cpu_offload"] = "True"
-                message = "a full state dict on rank 0's CPU, {} elsewhere"
-            elif config.offload:
-                everywhere = True
-                state, message = "differs", "copied to CPU from the device, where it is whole first"
-            elif config.rank0:
-                state, message = "differs", "every rank holds the full dict, not rank 0 alone"
-        elif config.offload:
-            fields["cpu_offload"] = "True"
         if mode.kind == "LOCAL":
-            state, message = "differs", "sharded DTensors; files of FSDP1's local kind do not load"
+            difference = "sharded DTensors; files of FSDP1's local kind do not load"
 
         def text() -> str:
             get = file.name(f"{STATE_DICT_HOME}.get_model_state_dict", call)
-            made = file.call(get, [file.render(model), options(file, call, **fields)[2:]], call)
-            if everywhere:
-                return f"{{name: value.cpu() for name, value in {made}.items()}}"
-            return made
+            made = file.call(get, [file.render(model), options(file, call, **fields)], call)
+            if on_cpu is None:
+                return made
+            value = "value.cpu()" if on_cpu == "True" else f"value.cpu() if {on_cpu} else value"
+            return f"{{name: {value} for name, value in {made}.items()}}"
 
         file.edits.replace(call, text)
-        return state, message
+        return "differs" if difference else "rewritten", difference or message
 
     def _set(
         self, file: File, call: cst.Call, func: cst.Attribute, mode: Mode
@@ -123,7 +106,7 @@ class StateDictCall(Rule):
             value = file.render(source)
             if mode.kind == "FULL" and used_again(file, source, call):
                 value = f"dict({value})"
-            made = [file.render(model), value, options(file, call, **fields)[2:]]
+            made = [file.render(model), value, options(file, call, **fields)]
             return file.call(put, made, call)
 
         file.edits.replace(call, text)

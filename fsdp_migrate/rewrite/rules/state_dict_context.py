@@ -53,6 +53,7 @@ class StateDictContext(Rule):
             except Undecided as reason:
                 if use.call is not None:
                     file.modes.left.add(id(use.call))
+                    file.keep_values(use.call)
                 file.todo(use.node, use.api, str(reason))
 
     def _context(self, file: File, use: Use) -> None:

@@ -9,7 +9,7 @@ from fsdp_migrate.rewrite.edits import Piece
 from fsdp_migrate.rewrite.file import File, Use, Wrapped, call_text, shifted
 from fsdp_migrate.rewrite.names import dotted
 from fsdp_migrate.rewrite.rule import Example, Rule
-from fsdp_migrate.rewrite.rules.arguments import translate
+from fsdp_migrate.rewrite.rules.arguments import report, translate
 from fsdp_migrate.rewrite.tree import SCOPES
 from fsdp_migrate.rewrite.wrap import (
     Argument,
@@ -68,6 +68,9 @@ class WrapCall(Rule):
         for use in list(file.uses(api.FSDP)):
             if use.call is not None:
                 self._decide(file, use, use.call)
+        if not file.wraps:
+            for node in file.left:
+                file.keep_values(node)
 
     def _decide(self, file: File, use: Use, call: cst.Call) -> None:
         try:
@@ -83,15 +86,10 @@ class WrapCall(Rule):
         except Undecided as reason:
             file.todo(use.node, use.api, str(reason))
             file.cover_below(call)
+            file.left.append(call)
             return
         file.rewritten(use.node, use.api, "fully_shard, in place")
-        for outcome in translation.outcomes:
-            if file.accounted(outcome.argument.node):
-                continue
-            outcome_rule, file.rule = file.rule, outcome.rule
-            record = file.rewritten if outcome.state == "rewritten" else file.differs
-            record(outcome.argument.node, outcome.argument.api, outcome.message)
-            file.rule = outcome_rule
+        report(file, translation)
 
 
 class Writer:
@@ -189,6 +187,7 @@ class Writer:
         lines = [] if dotted(self.module) else [f"{model} = {self.file.render(self.module)}"]
         if dotted(self.module) and model != self.file.render(self.module):
             lines.append(f"{model} = {self.file.render(self.module)}")
+        lines += [make() for make in self.translation.setup]
         lines += [step(model) for step in self.translation.before]
         if self.translation.init is not None:
             return lines
@@ -224,7 +223,16 @@ class Writer:
     def _root(self, model: str) -> str:
         if self.translation.init is not None:
             return self._from_meta(model)
+        if self.translation.helper is not None:
+            return self._through_helper(model)
         return self._format(self.file.fsdp2("fully_shard", self.call), [model, *self._passed()])
+
+    def _through_helper(self, model: str) -> str:
+        if self.translation.helper == "shard_units":
+            helper = snippets.shard_units(self.file)
+            return self._format(helper, [model, *self._keywords()])
+        helper = snippets.shard_by_policy(self.file)
+        return self._format(helper, [model, *self._keywords(), "root=True"])
 
     def _from_meta(self, model: str) -> str:
         init = self.translation.init
@@ -239,7 +247,7 @@ class Writer:
         return self._format(helper, [model, test, init(), *self._keywords()])
 
     def _keywords(self) -> list[str]:
-        return keyword_texts(self.translation.keywords)
+        return keyword_texts(self.translation.all_keywords())
 
     def _passed(self) -> list[str]:
         """The keyword arguments as each fully_shard call spells them."""
@@ -249,7 +257,7 @@ class Writer:
 
     def _shared(self) -> bool:
         """Whether the arguments are worth a dict of their own."""
-        named = [name for name, _ in self.translation.keywords if name]
+        named = [name for name, _ in self.translation.all_keywords() if name]
         return (
             self.translation.units is not None
             and self.translation.init is None
@@ -263,8 +271,7 @@ class Writer:
         units = self.translation.units
         keywords = self._keywords()
         if units is None:
-            shard = self.file.fsdp2("fully_shard", self.call)
-            return self._format(shard, [model, *keywords])
+            return self._root(model)
         if units.condition is not None or units.predicate is None:
             helper = snippets.shard_by_policy(self.file)
             policy = units.policy()
