@@ -34,7 +34,7 @@ def install(redirect: Redirect) -> None:
         given = parameters.bind(self, *args, **kwargs)
         given.arguments["device_id"] = CPU
         offload = given.arguments.get("cpu_offload")
-        if offload is not None and offload.offload_params:
+        if getattr(offload, "offload_params", False):
             redirect.note("FSDP1 cpu_offload dropped: the parameters are on the CPU already")
             given.arguments["cpu_offload"] = None
         construct(*given.args, **given.kwargs)
@@ -45,6 +45,7 @@ def install(redirect: Redirect) -> None:
         _init_utils._check_module_states_for_sync_module_states = _accept
     for name in _CONFIGS:
         _never_offload(redirect, getattr(api, name))
+    _state_stays()
     _unpinned(redirect)
 
 
@@ -62,6 +63,16 @@ def _never_offload(redirect: Redirect, config: Any) -> None:
         self.offload_to_cpu = False
 
     config.__init__ = init
+
+
+def _state_stays() -> None:
+    """Offloading optimizer state that is on the CPU returns tensors that later steps write to."""
+    gather: Any = FullyShardedDataParallel._optim_state_dict_impl
+
+    def gathered(*args: Any, **kwargs: Any) -> Any:
+        return gather(*args, **{**kwargs, "cpu_offload": False})
+
+    FullyShardedDataParallel._optim_state_dict_impl = staticmethod(gathered)  # type: ignore[method-assign]
 
 
 def _unpinned(redirect: Redirect) -> None:

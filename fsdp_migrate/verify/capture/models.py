@@ -9,7 +9,7 @@ relative to the outermost module that holds them. Both versions of a script then
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -66,47 +66,64 @@ class Models:
             yield self.prefix(root) + clean(path), buffer
 
     def _find(self, root: nn.Module) -> Iterator[Piece]:
-        prefix = self.prefix(root)
-        names = {m: path for path, m in root.named_modules()}
-        seen: dict[int, list[str]] = {}
-        flat: set[int] = set()
-        for unit in [m for m in names if isinstance(m, FullyShardedDataParallel)]:
-            for handle in filter(None, [unit._handle]):
-                yield from self._fsdp1(prefix, names, unit, handle, seen)
-                flat.add(id(handle.flat_param))
-                flat.update(map(id, handle.flat_param._params or ()))
-        units = _units_of_parameters(root)
-        for path, param in root.named_parameters(remove_duplicate=False):
-            name = prefix + clean(path)
-            if id(param) in flat:
-                continue
-            seen.setdefault(id(param), []).append(name)
-            if len(seen[id(param)]) > 1:
-                continue
-            if isinstance(param, DTensor):
-                yield dtensor_piece(name, param, *units.get(id(param), (None, None)))
-            else:
-                yield plain_piece(name, param)
-        self.ties += [tuple(sorted(shared)) for shared in seen.values() if len(shared) > 1]
+        """
+        Parameters as their FSDP units know them, then what no unit manages.
 
-    def _fsdp1(
-        self,
-        prefix: str,
-        names: dict[nn.Module, str],
-        unit: Any,
-        handle: Any,
-        seen: dict[int, list[str]],
-    ) -> Iterator[Piece]:
+        The modules themselves are no guide: while a unit is gathered they show plain tensors.
+        """
+        prefix = self.prefix(root)
+        names = {module: path for path, module in root.named_modules()}
+
         def full(module: nn.Module, leaf: str) -> str:
             return prefix + clean(f"{names[module]}.{leaf}")
 
-        flat = handle.flat_param
-        own = [full(info.module, info.param_name) for info in flat._param_infos]
-        for shared in flat._shared_param_infos:
-            first = full(shared.prim_module, shared.prim_param_name)
-            known = seen.setdefault(hash((id(flat), first)), [first])
-            known.append(full(shared.module, shared.param_name))
-        yield from fsdp1_pieces(handle, unit, own)
+        seen: dict[int, list[str]] = {}
+        for unit in names:
+            if isinstance(unit, FullyShardedDataParallel):
+                yield from _fsdp1_unit(unit, full, seen)
+            elif isinstance(unit, FSDPModule):
+                yield from _fsdp2_unit(unit, full, seen)
+        managed = {name for shared in seen.values() for name in shared}
+        for path, param in root.named_parameters(remove_duplicate=False):
+            name = prefix + clean(path)
+            if name in managed or type(param).__name__ == "FlatParameter":
+                continue
+            known = seen.setdefault(id(param), [])
+            known.append(name)
+            if len(known) == 1:
+                found = isinstance(param, DTensor)
+                yield dtensor_piece(name, param, None, None) if found else plain_piece(name, param)
+        self.ties += [tuple(sorted(shared)) for shared in seen.values() if len(shared) > 1]
+
+
+Name = Callable[[nn.Module, str], str]
+
+
+def _fsdp1_unit(unit: Any, full: Name, seen: dict[int, list[str]]) -> Iterator[Piece]:
+    if (handle := unit._handle) is None:
+        return
+    flat = handle.flat_param
+    own = [full(info.module, info.param_name) for info in flat._param_infos]
+    for name in own:
+        seen[hash((id(flat), name))] = [name]
+    for shared in flat._shared_param_infos:
+        first = full(shared.prim_module, shared.prim_param_name)
+        seen[hash((id(flat), first))].append(full(shared.module, shared.param_name))
+    yield from fsdp1_pieces(handle, unit, own)
+
+
+def _fsdp2_unit(unit: Any, full: Name, seen: dict[int, list[str]]) -> Iterator[Piece]:
+    state = unit._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    for group in groups if groups is not None else filter(None, [state._fsdp_param_group]):
+        mesh = group.mesh_info
+        degrees = (getattr(mesh, "shard_mesh_size", 1), getattr(mesh, "replicate_mesh_size", 1))
+        for param in group.fsdp_params:
+            where = param._module_info
+            name = full(where.module, where.param_name)
+            shared = zip(where.shared_modules, where.shared_param_names, strict=True)
+            seen[id(param)] = [name, *(full(module, leaf) for module, leaf in shared)]
+            yield dtensor_piece(name, param.sharded_param, degrees, group.mp_policy)
 
 
 def _root_of(module: nn.Module) -> nn.Module:
@@ -123,22 +140,6 @@ def _tops() -> list[nn.Module]:
     modules = [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
     inner = {id(child) for m in modules for child in m.__dict__.get("_modules", {}).values()}
     return [m for m in modules if id(m) not in inner and "_modules" in m.__dict__]
-
-
-def _units_of_parameters(root: nn.Module) -> dict[int, tuple[tuple[int, int], Any]]:
-    """Per parameter: the (shards, replicas) of its FSDP2 unit, and the unit's precision policy."""
-    found: dict[int, tuple[tuple[int, int], Any]] = {}
-    for module in root.modules():
-        if not isinstance(module, FSDPModule):
-            continue
-        state = module._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None)
-        for group in groups if groups is not None else filter(None, [state._fsdp_param_group]):
-            mesh = group.mesh_info
-            degrees = (getattr(mesh, "shard_mesh_size", 1), getattr(mesh, "replicate_mesh_size", 1))
-            for param in group.fsdp_params:
-                found[id(param.sharded_param)] = (degrees, group.mp_policy)
-    return found
 
 
 def census(roots: list[nn.Module]) -> dict[str, int]:

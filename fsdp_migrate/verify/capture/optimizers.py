@@ -5,6 +5,8 @@ Optimizer steps, through torch's global step hooks: they survive schedulers and 
 from __future__ import annotations
 
 import math
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ IMPLEMENTATION = {"params", "foreach", "fused", "capturable", "differentiable", 
 
 def install(session: Session) -> None:
     def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if _builds_state():
+            return
         if not any(optimizer is known for known in session.optimizers):
             session.optimizers.append(optimizer)
             session.recorder.emit("optimizer", **vars(_describe(session, optimizer)))
@@ -34,11 +38,23 @@ def install(session: Session) -> None:
             rounding.nudge(session, optimizer, session.trial.nudge)
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if _builds_state():
+            return
         session.step.counts.append(_step_counts(optimizer))
         session.optimizer_stepped(optimizer)
 
     register_optimizer_step_pre_hook(before)
     register_optimizer_step_post_hook(after)
+
+
+def _builds_state() -> bool:
+    """torch's state-dict functions step once with zero gradients, to make state to load into."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def gradient_squares(

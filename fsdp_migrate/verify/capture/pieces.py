@@ -195,7 +195,7 @@ def _fsdp1_value(handle: Any, offset: int, count: int) -> Callable[[], torch.Ten
     def value() -> torch.Tensor:
         flat = handle.flat_param
         # Until the first forward the flat parameter is still its own local shard.
-        local = getattr(flat, "_local_shard", flat) if handle.uses_sharded_strategy else flat
+        local = getattr(flat, "_local_shard", flat)
         run: torch.Tensor = local.detach()[offset : offset + count]
         return run
 

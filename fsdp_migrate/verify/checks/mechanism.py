@@ -20,7 +20,7 @@ def check(pair: Pair) -> Finding | None:
 
 def set_up(pair: Pair) -> Finding | None:
     """What can be told of a run that did not reach its first step."""
-    tests = (_units, _names, _sharding, _precision)
+    tests = (_sharding, _precision)
     return next((finding for test in tests if (finding := test(pair))), None)
 
 
