@@ -15,6 +15,7 @@ from fsdp_migrate import __version__
 from fsdp_migrate.cli.convert_ckpt import compare_ckpt, convert_ckpt, inspect_ckpt
 from fsdp_migrate.cli.rewrite_code import rewrite_code
 from fsdp_migrate.cli import verify
+from fsdp_migrate.cli import bench, verify
 
 app = typer.Typer(
     name="fsdp-migrate",
@@ -45,6 +46,7 @@ app.command("inspect-ckpt")(inspect_ckpt)
 app.command("compare-ckpt")(compare_ckpt)
 app.command("rewrite-code")(rewrite_code)
 app.command()(verify.verify)
+app.command()(bench.bench)
 
 
 def main() -> None:

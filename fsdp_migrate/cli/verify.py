@@ -180,7 +180,9 @@ def _launcher(name: str, endpoint: str | None) -> Launcher:
         from fsdp_migrate.verify.launchers.torchrun import Torchrun
 
         return Torchrun(endpoint)
-    raise UsageError("--launcher slurm is not part of this build")
+    from fsdp_migrate.verify.launchers.slurm import Slurm
+
+    return Slurm()
 
 
 def _print_scripts(experiment: Experiment, launcher: Launcher) -> None:

@@ -119,7 +119,8 @@ def series(pair: Pair) -> Series:
     limits = list(native.envelope(pair)) if pair.controls and pair.before.ranks else []
     count = min(pair.before.steps, pair.after.steps)
     points = tuple(_point(pair, step, limits[step] if limits else None) for step in range(count))
-    return Series(pair.name, points, _peak(pair.before), _peak(pair.after))
+    device = pair.before.ranks[0].device if pair.before.ranks else ""
+    return Series(pair.name, points, _peak(pair.before), _peak(pair.after), device)
 
 
 def _point(pair: Pair, step: int, limit: float | None) -> Point:

@@ -7,8 +7,8 @@
     notes         what limits the proof
     redirections  CUDA calls that ran on the CPU
     experiment    the scripts, arguments, ranks, steps, seed, modes
-    pairs         by name (exact, fp32, native): peak_bytes and steps, each step with loss,
-                  difference, envelope, gradient_norm, seconds, learning_rates
+    pairs         by name (exact, fp32, native): device, peak_bytes and steps, each step with
+                  loss, difference, envelope, gradient_norm, seconds, learning_rates
 
 Numbers are JSON numbers with all digits (`repr` of a double reads back exactly); a number that is
 not finite is the string "nan", "inf" or "-inf".
@@ -72,6 +72,7 @@ def _side(side: Side) -> dict[str, Any]:
 
 def _series(series: Series) -> dict[str, Any]:
     return {
+        "device": series.device,
         "peak_bytes": {"before": series.peak_before, "after": series.peak_after},
         "steps": [_point(point) for point in series.points],
     }

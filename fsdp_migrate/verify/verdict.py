@@ -88,6 +88,7 @@ class Series:
     points: tuple[Point, ...]
     peak_before: int
     peak_after: int
+    device: str = ""  # cpu: peaks are of host memory; cuda: of the allocator
 
 
 @dataclass(frozen=True)
