@@ -149,7 +149,7 @@ def _folder(out: Path | None, nnodes: int) -> Path:
 
 def _rewritten(script: Path, folder: Path) -> Path:
     """SCRIPT as rewrite-code rewrites it, in a copy of its folder."""
-    from fsdp_migrate.rewrite.engine import rewrite_files
+    from fsdp_migrate.rewrite import rewrite_files
 
     copy = folder / "rewritten"
     shutil.copytree(script.resolve().parent, copy, ignore=_not_source, symlinks=True)

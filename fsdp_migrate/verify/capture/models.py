@@ -91,8 +91,10 @@ class Models:
             known = seen.setdefault(id(param), [])
             known.append(name)
             if len(known) == 1:
-                found = isinstance(param, DTensor)
-                yield dtensor_piece(name, param, None, None) if found else plain_piece(name, param)
+                if isinstance(param, DTensor):
+                    yield dtensor_piece(name, param, None, None)
+                else:
+                    yield plain_piece(name, param)
         self.ties += [tuple(sorted(shared)) for shared in seen.values() if len(shared) > 1]
 
 
