@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fsdp_migrate.checkpoint import manifest, proof
+from fsdp_migrate.checkpoint.contents import shown
 from fsdp_migrate.checkpoint.execute import check_space, execute, staged
 from fsdp_migrate.checkpoint.gather import Gatherer
 from fsdp_migrate.checkpoint.index import Index, Optimizer
@@ -153,6 +154,9 @@ def _prove(prepared: Prepared, staging: Path, stage: Stage) -> Proof:
     pairs = list(_model_pairs(index, written))
     if index.optimizer is not None and written.optimizer is not None:
         pairs += _optimizer_pairs(index.optimizer, written.optimizer)
+    for path, value in written.extras.items():
+        if not isinstance(value, Tensor) and index.extras.get(path, value) != value:
+            raise TargetError(f"{shown(path)} was not written as it is")
     # A hard link is the same file: there is nothing to compare, however many terabytes it has.
     files = SameFiles()
     linked = {pair.name for pair in pairs if files.hold(pair.source, pair.written)}

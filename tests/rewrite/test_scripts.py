@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_migrate.rewrite.engine import rewrite_files
+from fsdp_migrate.rewrite import rewrite_files
 from fsdp_migrate.rewrite.options import Options
 from tests.rewrite import ranks
 
