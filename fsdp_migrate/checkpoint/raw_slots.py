@@ -9,8 +9,9 @@ NO_SHARD and optimizers saved whole have whole tensors; FSDP2 has DTensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from fsdp_migrate.checkpoint.contents import Replica
@@ -23,8 +24,9 @@ from fsdp_migrate.errors import Incomplete, Unsupported
 
 States: TypeAlias = dict[str, dict[str, object]]  # FQN -> state name -> Tensor or plain value
 
-# Gradient averages: those of padding elements, which never have a gradient, are zero.
-_ZERO_PADDED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")
+# Averages of gradients have the parameter's own shape. Those of padding elements, which never have
+# a gradient, are zero.
+_ALIKE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,11 @@ class UnitSlot:
             where = f"{self.unit.title}: optimizer state {key}"
             _check_on_all(where, by_rank, job)
             if not _is_shard(by_rank, (shard,)):
+                value = _scalar(where, by_rank, job)
                 for name in found:
-                    found[name][key] = _scalar(f"{name}.{key}", by_rank, job)
+                    found[name][key] = (
+                        replace(value, name=f"{name}.{key}") if isinstance(value, Tensor) else value
+                    )
                 continue
             flat = self._flat(where, key, by_rank, job)
             for placement in self.unit.placements:
@@ -95,7 +100,7 @@ class UnitSlot:
         for rank in job.others:
             _replica(where, by_rank[job.twin(rank)], by_rank[rank], job)
         numel = self.unit.numel
-        if numel < padded.numel and key in _ZERO_PADDED:
+        if numel < padded.numel and key in _ALIKE:
             tail = job.read(padded, numel, padded.numel)
             if any(tail):
                 raise Incomplete(
@@ -145,7 +150,10 @@ class ParameterSlot:
             if set(by_rank) != everywhere or {v.shape for v in by_rank.values()} != {shapes[key]}:
                 return False
         if shape in shapes.values():
-            return bool(shape) or set(shapes.values()) == {()}
+            return all(
+                other == shape or (key not in _ALIKE and math.prod(other) <= self.parameter.numel)
+                for key, other in shapes.items()
+            )
         if len(shape) < 2:
             return False
         rows = {shape[:-1], (*shape[:-1], 1)}
