@@ -10,6 +10,7 @@ or damaged file must be an error here and not wrong weights later.
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
 _ENCRYPTED = 0x1
 _ZIP64_EXTRA = 1
+_LARGEST_PICKLE = 1 << 30  # bytes; a sparse file can claim any size
 _TAIL = 1 << 16  # enough for the directory of a small item, so that it costs one read
 
 MAGIC = b"PK\x03\x04"
@@ -53,6 +55,8 @@ class Archive:
             record = self.records[name]
         except KeyError:
             raise Corrupt(f"{self.path}: the archive has no record {name}") from None
+        if record.size > _LARGEST_PICKLE:
+            raise Corrupt(f"{self.path}: record {name} claims {record.size} bytes")
         data = os.pread(fd, record.size, record.offset)
         if len(data) != record.size:
             raise Corrupt(f"{self.path}: record {name} is cut off")
@@ -64,11 +68,16 @@ class Archive:
 def open_file(path: Path) -> int:
     """A read-only descriptor of a regular file; the caller closes it."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Without O_NONBLOCK opening a FIFO would wait for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise Incomplete(f"{path}: no such file") from None
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise SourceError(f"{path}: not a regular file")
+    return fd
 
 
 def index_archive(path: Path, fd: int, start: int = 0, length: int | None = None) -> Archive:

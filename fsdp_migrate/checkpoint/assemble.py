@@ -16,6 +16,7 @@ from fsdp_migrate.checkpoint.contents import Contents, KeyPath, RankTree, Replic
 from fsdp_migrate.checkpoint.dtypes import DTYPES
 from fsdp_migrate.checkpoint.gather import Gatherer
 from fsdp_migrate.checkpoint.index import Role
+from fsdp_migrate.checkpoint.pickles import decoding
 from fsdp_migrate.checkpoint.shards import Meshes, RankValue, Shard, rank_value
 from fsdp_migrate.checkpoint.tensors import Tensor, piece
 from fsdp_migrate.checkpoint.torch_file import TorchFile
@@ -47,7 +48,8 @@ def assemble(files: Sequence[RankFile], format_name: str) -> Contents:
         for tree in trees:
             meshes = Meshes(gatherer)
             for path, leaf in walk(tree.tree):
-                value = rank_value(leaf, shown(path), meshes)
+                with decoding(shown(path)):
+                    value = rank_value(leaf, shown(path), meshes)
                 if value is None:
                     plain.setdefault(path, {})[tree.rank] = leaf
                 else:
@@ -59,12 +61,15 @@ def assemble(files: Sequence[RankFile], format_name: str) -> Contents:
     values: dict[KeyPath, object] = {}
     roles: dict[KeyPath, Role] = {}
     replicas: list[Replica] = []
+    known = any(_is_parameter(found) for found in seen.values())
     for path in _in_order(trees, seen, plain):
         if path in seen:
             tensor, others = _join(path, seen[path], ranks)
             values[path] = tensor
             replicas += others
-            roles[path] = _role(seen[path], seen)
+            # Beside known parameters, the rest are buffers or belong to ignored modules.
+            other: Role = "buffer" if known else "unknown"
+            roles[path] = "parameter" if _is_parameter(seen[path]) else other
         else:
             values[path] = plain[path][min(plain[path])]
     groups = {s.value.group for found in seen.values() for s in found if s.value.group}
@@ -75,6 +80,7 @@ def assemble(files: Sequence[RankFile], format_name: str) -> Contents:
         raw=raw,
         flat_views=views,
         replicas=tuple(replicas),
+        differing=frozenset(path for path, found in plain.items() if not _alike(found, ranks)),
         module_paths=_module_paths(files[0].file.tree),
         world_size=_world_size(seen, ranks),
         group_size=max(groups) if groups else None,
@@ -239,6 +245,12 @@ def _join(path: KeyPath, found: list[_Seen], ranks: set[int]) -> tuple[Tensor, l
                 f"{name}: sharded on some ranks, a plain tensor on others "
                 f"(ranks {found[0].rank} and {item.rank})"
             )
+    absent = ranks - {item.rank for item in found}
+    if absent and not first.sharded:
+        raise Incomplete(
+            f"{name}: a whole tensor in the file of rank {found[0].rank}, and not in that of rank "
+            f"{min(absent)}; these are not the rank files of one checkpoint"
+        )
     boxes: dict[tuple[Any, ...], Shard] = {}
     replicas = []
     for item in found:
@@ -263,17 +275,23 @@ def _alone(path: KeyPath, shard: Shard) -> Tensor:
     return Tensor(shown(path), stored.dtype, shard.sizes, (whole,), str(stored.path))
 
 
-def _role(found: list[_Seen], everything: Mapping[KeyPath, list[_Seen]]) -> Role:
-    if found[0].value.sharded or found[0].value.parameter:
-        return "parameter"
-    # Beside sharded parameters, what is not sharded is a buffer or belongs to an ignored module.
-    any_sharded = next((True for items in everything.values() if items[0].value.sharded), False)
-    return "buffer" if any_sharded else "unknown"
+def _is_parameter(found: list[_Seen]) -> bool:
+    return found[0].value.sharded or found[0].value.parameter
 
 
 def _world_size(seen: Mapping[KeyPath, list[_Seen]], ranks: set[int]) -> int:
     worlds = [len(item.value.peers) for found in seen.values() for item in found]
     return max([*worlds, len(ranks)])
+
+
+def _alike(found: Mapping[int, Any], ranks: set[int]) -> bool:
+    """Whether every rank saved the same plain value. Objects that are not torch's never are."""
+    values = [found[rank] for rank in sorted(found)]
+    try:
+        same = all(value == values[0] for value in values[1:])
+    except RecursionError:
+        return False
+    return len(found) == len(ranks) and same
 
 
 def _module_paths(tree: Any) -> tuple[str, ...]:

@@ -43,7 +43,8 @@ class Contents:
     `raw` holds the optimizers that cannot be assembled path by path, because integer ids and flat
     shards must be understood first: one tree per rank. `flat_views` gives, for a flat parameter
     saved with use_orig_params=True, the element at which each original parameter's view into it
-    begins. `module_paths` are the module names that torch keeps beside a saved model, wrapper
+    begins. `differing` are the plain values that are not the same on every rank; rank 0's is in
+    `values`. `module_paths` are the module names that torch keeps beside a saved model, wrapper
     segments included. `writer` tells what the container reveals of the torch that wrote it.
     """
 
@@ -53,6 +54,7 @@ class Contents:
     raw: Mapping[KeyPath, tuple[RankTree, ...]] = field(default_factory=dict)
     flat_views: Mapping[KeyPath, Mapping[str, int]] = field(default_factory=dict)
     replicas: tuple[Replica, ...] = ()
+    differing: frozenset[KeyPath] = frozenset()
     module_paths: tuple[str, ...] = ()
     world_size: int | None = None
     group_size: int | None = None

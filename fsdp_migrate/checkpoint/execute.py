@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -48,11 +49,11 @@ def staged(target: Path, *, overwrite: bool) -> Iterator[Path]:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         for stale in parent.glob(f"{_glob_escape(target.name)}{_MARK}*"):
-            if not _alive(stale):
+            if _abandoned(stale):
                 _remove(stale)
     except OSError as error:
         raise TargetError(f"{parent}: {error.strerror}") from None
-    staging = parent / f"{target.name}{_MARK}{os.getpid()}"
+    staging = parent / f"{target.name}{_MARK}{_own()}"
     try:
         yield staging
         _publish(staging, target)
@@ -260,7 +261,7 @@ def _sync(path: Path) -> None:
 
 def _publish(staging: Path, target: Path) -> None:
     if os.path.lexists(target):
-        old = target.with_name(f"{target.name}{_MARK}{os.getpid()}-old")
+        old = target.with_name(f"{target.name}{_MARK}{_own()}-old")
         target.rename(old)
         staging.rename(target)
         _remove(old)
@@ -276,18 +277,25 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _alive(staging: Path) -> bool:
-    """Whether the process that builds at `staging` still runs."""
-    number = staging.name.rpartition(_MARK)[2].partition("-")[0]
-    if not number.isdigit() or int(number) == os.getpid():
+def _own() -> str:
+    """Host and process, so that runs on two nodes of a cluster never touch each other's output."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def _abandoned(staging: Path) -> bool:
+    """Whether a process of this host, now gone, was building at `staging`."""
+    host, _, number = staging.name.rpartition(_MARK)[2].removesuffix("-old").rpartition("-")
+    if host != socket.gethostname() or not number.isdigit():
         return False
+    if int(number) == os.getpid():
+        return True
     try:
         os.kill(int(number), 0)
     except ProcessLookupError:
-        return False
-    except PermissionError:
         return True
-    return True
+    except PermissionError:
+        return False
+    return False
 
 
 def _glob_escape(name: str) -> str:

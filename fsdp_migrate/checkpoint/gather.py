@@ -201,7 +201,11 @@ class Gatherer:
         stored = self._items.get(item)
         if stored is None:
             fd = self.file(item.path)
-            if os.pread(fd, 4, item.offset) == MAGIC:
+            try:
+                start = os.pread(fd, 4, item.offset)
+            except OSError as error:
+                raise SourceError(f"{item.path}: {error.strerror}") from None
+            if start == MAGIC:
                 stored = read_item(item, fd).tree
             else:
                 stored = self._open_safetensors(item, fd)

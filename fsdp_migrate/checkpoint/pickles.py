@@ -11,18 +11,43 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import struct
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from fsdp_migrate.checkpoint.bounds import check_tree, limited_memory
 from fsdp_migrate.checkpoint.dtypes import DTYPES, FROM_STORAGE
 from fsdp_migrate.checkpoint.tensors import Shape
 from fsdp_migrate.errors import Corrupt, Forbidden, Unsupported
 
 PersistentLoad: TypeAlias = Callable[[Any], object]
+
+
+@contextmanager
+def decoding(what: object) -> Iterator[None]:
+    """
+    Around code that takes a pickle's records apart: whatever a damaged or forged record provokes
+    there is `Corrupt`.
+    """
+    try:
+        yield
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RecursionError,
+        struct.error,
+    ) as error:
+        raise Corrupt(
+            f"{what}: a record in it is damaged ({type(error).__name__}: {error})"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +101,19 @@ class Foreign(Inert):
     def __setitem__(self, _key: Any, _value: Any) -> None: ...
 
 
+class SavedDict(OrderedDict[Any, Any]):
+    """
+    What `OrderedDict` and `Counter` become. Of the attributes a pickle sets only the `_metadata` of
+    nn.Module.state_dict() is kept: others could hide a dict's own methods.
+    """
+
+    _metadata: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict) and "_metadata" in state:
+            self._metadata = state["_metadata"]
+
+
 class Row:
     """
     An `Inert` of which there may be millions: its state dict becomes its `__dict__`, by pickle's
@@ -110,6 +148,10 @@ class Storage:
     key: str
 
 
+_NUMPY_SCALARS = {
+    "f8": "<d", "f4": "<f", "f2": "<e", "i8": "<q", "i4": "<i", "i2": "<h", "i1": "<b",
+    "u8": "<Q", "u4": "<I", "u2": "<H", "u1": "<B", "b1": "<?",
+}  # fmt: skip
 # Modules of the standard library whose objects may stand beside a model; by full name.
 _HARMLESS = {
     ("argparse", "Namespace"),
@@ -142,8 +184,8 @@ _HARMLESS = {
     ("functools", "partial"),
 }
 _PLAIN: dict[tuple[str, str], Any] = {
-    ("collections", "OrderedDict"): OrderedDict,
-    ("collections", "Counter"): Counter,
+    ("collections", "OrderedDict"): SavedDict,
+    ("collections", "Counter"): SavedDict,
     ("collections", "deque"): deque,
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
@@ -155,7 +197,7 @@ _PLAIN: dict[tuple[str, str], Any] = {
     ("builtins", "float"): float,
     ("builtins", "str"): str,
     ("builtins", "bool"): bool,
-    ("builtins", "bytes"): bytes,
+    ("builtins", "bytes"): lambda: b"",  # called so for empty ones only; bytes(10**10) is a bomb
     ("torch", "Size"): tuple,
 }
 _ROWS = re.compile(
@@ -183,13 +225,16 @@ class Unpickler(pickle.Unpickler):
         self, data: bytes, path: Path, storages: Callable[[str], tuple[int, int]] | None = None
     ) -> None:
         super().__init__(io.BytesIO(data))
-        self._path = path
+        self._path, self._size = path, len(data)
         self._storages = storages
         self._known: dict[tuple[str, str], Any] = {}
 
     def load(self) -> Any:
         try:
-            return super().load()
+            with limited_memory(self._size):
+                tree = super().load()
+            check_tree(tree, self._path)
+            return tree
         except (Forbidden, Corrupt, Unsupported):
             raise
         except RecursionError:
@@ -224,6 +269,10 @@ class Unpickler(pickle.Unpickler):
             rebuild = getattr(self, f"_torch{name}", None)
             if rebuild is not None:
                 return rebuild
+            if name.startswith("_rebuild"):
+                raise Unsupported(f"{self._path}: tensors of {name[9:]} are not supported")
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "scalar":
+            return self._numpy_scalar
         full = f"{module}.{name}"
         if _ROWS.fullmatch(full):
             return type(name, (Row,), {})
@@ -333,6 +382,16 @@ class Unpickler(pickle.Unpickler):
         raise Forbidden(
             f"{self._path}: its pickle asks for getattr(…, {name!r}), which is never run"
         )
+
+    def _numpy_scalar(self, dtype: Any, data: Any = b"") -> Any:
+        """A numpy number, as schedulers leave them in param groups: the same Python number."""
+        code = dtype.args[0] if isinstance(dtype, Foreign) and dtype.args else None
+        if isinstance(data, Foreign) and len(data.args) == 2:
+            data = str(data.args[0]).encode(str(data.args[1]))  # protocol 2 spells bytes so
+        layout = _NUMPY_SCALARS.get(str(code))
+        if layout is None or not isinstance(data, bytes) or len(data) != struct.calcsize(layout):
+            return type("scalar", (Foreign,), {"qualified": "numpy.scalar"})()
+        return struct.unpack(layout, data)[0]
 
     def _stored(
         self, storage: Any, dtype: Any, offset: int, shape: Any, strides: Any, metadata: Any

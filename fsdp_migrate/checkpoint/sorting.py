@@ -13,7 +13,7 @@ from fsdp_migrate.checkpoint.dtypes import DTYPES
 from fsdp_migrate.checkpoint.index import Group, Optimizer
 from fsdp_migrate.checkpoint.names import cleaned
 from fsdp_migrate.checkpoint.tensors import Tensor
-from fsdp_migrate.errors import Corrupt, Forbidden, OpenQuestion, Unsupported
+from fsdp_migrate.errors import Corrupt, Forbidden, Incomplete, OpenQuestion, Unsupported
 
 MODEL_NAMES = ("model", "state_dict", "model_state_dict", "module", "model_state", "weights")
 
@@ -88,6 +88,8 @@ def keyed_optimizer(contents: Contents, root: KeyPath) -> Optimizer:
     for path, value in contents.values.items():
         if path[: len(root)] != root:
             continue
+        if path in contents.differing:
+            raise Incomplete(f"{shown(path)} is not the same on every rank")
         match path[len(root) :]:
             case ("state", str() as name, str() as key):
                 state.setdefault(name, {})[key] = _plain(value, path)

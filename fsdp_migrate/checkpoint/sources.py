@@ -55,17 +55,22 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`beside` are files that hold neither model nor optimizer (scheduler, RNG states)."""
+    """
+    `beside` are files that hold neither model nor optimizer (scheduler, RNG states).
+
+    `unwanted_optimizer`: there is one, and the caller did not want it.
+    """
 
     path: Path
     model: Part | None
     optimizer: Part | None
     beside: tuple[str, ...]
+    unwanted_optimizer: bool = False
 
 
-def find(path: Path, optimizer_from: Path | None = None) -> Source:
+def find(path: Path, optimizer_from: Path | None = None, *, with_optimizer: bool = True) -> Source:
     """
-    The model and the optimizer at `path`; the optimizer may be given apart.
+    The model and the optimizer at `path`; the optimizer may be given apart, or not be wanted.
 
     Raises `UnknownFormat`, `OpenQuestion` for several candidates, and what readers raise.
     """
@@ -77,7 +82,10 @@ def find(path: Path, optimizer_from: Path | None = None) -> Source:
             f"{path}: holds no checkpoint this tool knows (DCP, files of torch.save, safetensors)"
         )
     models = [part for part in parts if part.has_model]
-    if optimizer_from is not None:
+    optimizers: list[Part] = []
+    if not with_optimizer:
+        pass
+    elif optimizer_from is not None:
         optimizers = [_read(c) for c in candidates(optimizer_from)]
         optimizers = [part for part in optimizers if part.has_optimizer]
         if not optimizers:
@@ -87,11 +95,19 @@ def find(path: Path, optimizer_from: Path | None = None) -> Source:
     model = _one("model", models, path)
     optimizer = _one("optimizer", optimizers, optimizer_from or path)
     if model is None and optimizer is None:
-        raise UnknownFormat(f"{path}: holds neither a model nor an optimizer")
-    beside = [p.candidate.name for p in parts if not p.has_model and not p.has_optimizer]
+        raise UnknownFormat(
+            f"{path}: holds no model" + (" and no optimizer" if with_optimizer else "")
+        )
+    used = [id(part) for part in (model, optimizer) if part is not None]
+    unwanted = not with_optimizer and any(part.has_optimizer for part in parts)
+    beside = [
+        part.candidate.name
+        for part in parts
+        if id(part) not in used and not (unwanted and part.has_optimizer)
+    ]
     if path.is_dir():
         beside += [file.name for file in _files(path) if _SIDECARS.fullmatch(file.name)]
-    return Source(path, model, optimizer, tuple(beside))
+    return Source(path, model, optimizer, tuple(beside), unwanted)
 
 
 def _read(candidate: Candidate) -> Part:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from fsdp_migrate import __version__
+from fsdp_migrate.cli.convert_ckpt import compare_ckpt, convert_ckpt, inspect_ckpt
 
 app = typer.Typer(
     name="fsdp-migrate",
@@ -35,6 +36,11 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None: ...
+
+
+app.command("convert-ckpt")(convert_ckpt)
+app.command("inspect-ckpt")(inspect_ckpt)
+app.command("compare-ckpt")(compare_ckpt)
 
 
 def main() -> None:

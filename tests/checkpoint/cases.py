@@ -1,9 +1,18 @@
 """
-The real checkpoints that tests run over: fixtures/checkpoints/<torch version>/<case>.
+The real checkpoints that tests run over: <torch version>/<case> of fixtures/checkpoints.tar.xz.
+
+They are unpacked once into the folder where pytest keeps its own temporary files, under the
+archive's hash; a later run finds them there.
 """
 
+import getpass
+import hashlib
 import json
+import os
 import re
+import shutil
+import tarfile
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +24,28 @@ import torch
 from fsdp_migrate.checkpoint.gather import Gatherer
 from fsdp_migrate.checkpoint.tensors import Tensor
 
-ROOT = Path(__file__).parents[2] / "fixtures" / "checkpoints"
+ARCHIVE = Path(__file__).parents[2] / "fixtures" / "checkpoints.tar.xz"
+
+
+def _unpacked() -> Path:
+    digest = hashlib.sha256(ARCHIVE.read_bytes()).hexdigest()[:16]
+    base = Path(tempfile.gettempdir()) / f"pytest-of-{getpass.getuser()}"
+    folder = base / f"checkpoints-{digest}"
+    if not folder.exists():
+        base.mkdir(mode=0o700, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=base))
+        with tarfile.open(ARCHIVE) as archive:
+            archive.extractall(partial, filter="data")
+        try:
+            partial.rename(folder)
+        except OSError:  # another run was faster
+            shutil.rmtree(partial)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to someone else")
+    return folder
+
+
+ROOT = _unpacked()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 from fsdp_migrate.checkpoint.contents import Contents, KeyPath
 from fsdp_migrate.checkpoint.dtypes import dtype as known_dtype
 from fsdp_migrate.checkpoint.gather import Gatherer
-from fsdp_migrate.checkpoint.pickles import Inert, TorchDType, Unpickler
+from fsdp_migrate.checkpoint.pickles import Inert, TorchDType, Unpickler, decoding
 from fsdp_migrate.checkpoint.tensors import Item, Piece, Shape, Tensor, piece, row_major
 from fsdp_migrate.checkpoint.torch_file import read_item
 from fsdp_migrate.errors import Corrupt, Incomplete, SourceError, Unsupported
@@ -27,6 +27,11 @@ METADATA = ".metadata"
 
 def read(folder: Path) -> Contents:
     metadata = _load(folder)
+    with decoding(folder / METADATA):
+        return _contents(folder, metadata)
+
+
+def _contents(folder: Path, metadata: Inert) -> Contents:
     stored = metadata.field("state_dict_metadata")
     paths = metadata.state.get("planner_data") or {}
     items = _items(folder, metadata.field("storage_data"))
@@ -34,6 +39,8 @@ def read(folder: Path) -> Contents:
     with Gatherer() as gatherer:
         for key, entry in stored.items():
             path = tuple(paths.get(key, (key,)))
+            if ".".join(map(str, path)) != key:
+                raise Corrupt(f"{folder / METADATA}: key {key!r} should be at {path}: damaged")
             kind = entry.qualified.rpartition(".")[2]
             if kind == "TensorStorageMetadata":
                 values[path] = _tensor(key, entry, items.get(key, {}))

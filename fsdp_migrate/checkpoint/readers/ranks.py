@@ -18,7 +18,7 @@ from fsdp_migrate.errors import Incomplete
 _NUMBER = re.compile(r"\d+")
 _PART_OF_SET = re.compile(r"\d+-of-\d+")
 _WORLD = re.compile(r"(?:world_?size|ws)[_-]?(\d+)", re.IGNORECASE)
-_RANK_WORD = re.compile(r"rank[_-]?$|^r$|[_.-]r$", re.IGNORECASE)
+_RANK_WORD = re.compile(r"rank[_.-]?$|^r$|[_.-]r$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
