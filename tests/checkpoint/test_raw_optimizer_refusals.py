@@ -241,6 +241,9 @@ def test_wrap_prefixes_come_from_module_names() -> None:
     ]
     assert wrap_prefixes(paths) == ["", "layers.0"]
     assert wrap_prefixes(["", "layers"]) is None
+    below = ["", "_fsdp_wrapped_module", "_fsdp_wrapped_module.module",
+             "_fsdp_wrapped_module.module.a._fsdp_wrapped_module"]  # fmt: skip
+    assert wrap_prefixes(below) == ["", "a"]
 
 
 def test_writers_of_every_mark_are_known() -> None:
