@@ -86,7 +86,7 @@ class Models:
         managed = {name for shared in seen.values() for name in shared}
         for path, param in root.named_parameters(remove_duplicate=False):
             name = prefix + clean(path)
-            if name in managed or type(param).__name__ == "FlatParameter":
+            if name in managed or path.endswith("_flat_param"):
                 continue
             known = seen.setdefault(id(param), [])
             known.append(name)
