@@ -46,6 +46,8 @@ def install(session: Session, patches: Patches) -> None:
 def _recorded(session: Session, clip: Any) -> Any:
     @functools.wraps(clip)
     def recorded(target: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+        if session.clipping:  # FSDP1's method calls torch's function under NO_SHARD
+            return clip(target, max_norm, *args, **kwargs)
         record_unclipped(session)
         with session.clip():
             norm = clip(target, max_norm, *args, **kwargs)

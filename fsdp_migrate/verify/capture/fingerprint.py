@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-SIGNS = 8  # random-sign sums kept of every tensor: estimates ||a - b|| from two runs' sums
+SIGNS = 32  # random-sign sums kept of every tensor: estimates ||a - b|| from two runs' sums
 CHUNK = 1 << 20
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
@@ -40,7 +40,7 @@ def fingerprint(
         exact = values.to(torch.float64)
         squares += float(exact.square().sum())
         for sign in range(SIGNS):
-            signs = ((mixed >> (8 + sign)) & 1) * 2 - 1
+            signs = ((mixed >> sign) & 1) * 2 - 1
             sketch[sign] += float((exact * signs).sum())
     return bits % 2**64, squares, sketch
 

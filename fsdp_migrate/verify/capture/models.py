@@ -86,13 +86,15 @@ class Models:
         managed = {name for shared in seen.values() for name in shared}
         for path, param in root.named_parameters(remove_duplicate=False):
             name = prefix + clean(path)
-            if name in managed or type(param).__name__ == "FlatParameter":
+            if name in managed or path.endswith("_flat_param"):
                 continue
             known = seen.setdefault(id(param), [])
             known.append(name)
             if len(known) == 1:
-                found = isinstance(param, DTensor)
-                yield dtensor_piece(name, param, None, None) if found else plain_piece(name, param)
+                if isinstance(param, DTensor):
+                    yield dtensor_piece(name, param, None, None)
+                else:
+                    yield plain_piece(name, param)
         self.ties += [tuple(sorted(shared)) for shared in seen.values() if len(shared) > 1]
 
 

@@ -57,7 +57,7 @@ def _install(session: Session, folder: Path, modes: contextlib.ExitStack) -> Non
     if trial.fp32:
         modes.enter_context(precision.install())
     process_groups.install(patches, trial.name)
-    if trial.exact:
+    if trial.exact or trial.nudge is not None:
         collectives.install(session, patches)
     clipping.install(session, patches)
     forwards.install(session, patches)

@@ -1,8 +1,9 @@
 """
 The control: what a rounding, and nothing else, does to a training run.
 
-Each gradient element is moved by at most one unit in the last place of the precision that gradients
-are reduced in. The drift this causes is the envelope in which two correct runs may differ.
+Gradients are summed over ranks in another order at each call (`collectives`), and each element is
+then moved by at most one unit in the last place of the precision that gradients are reduced in. The
+drift this causes is the envelope in which two correct runs may differ.
 """
 
 from __future__ import annotations

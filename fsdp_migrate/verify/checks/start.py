@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fsdp_migrate.verify.checks.mechanism import params
 from fsdp_migrate.verify.trial import Trace
-from fsdp_migrate.verify.verdict import Finding, Pair
+from fsdp_migrate.verify.verdict import Finding, Kind, Pair
 from fsdp_migrate.verify.wholes import Whole, start_params, start_state
 
 
@@ -33,16 +33,9 @@ def _attributes(pair: Pair) -> Finding | None:
 
 def _values(pair: Pair) -> Finding | None:
     before, after = start_params(pair.before), start_params(pair.after)
-    for which, found in (("first", before), ("second", after)):
-        for name, whole in found.items():
-            if whole.split:
-                one, other = whole.split
-                return Finding(
-                    f"{name} starts with different values on ranks {one} and {other} "
-                    f"of the {which} run",
-                    rank=other,
-                    tensor=name,
-                )
+    for name in before:
+        if finding := _replicas(name, name, before[name], after.get(name)):
+            return finding
     different = [n for n in before if n in after and before[n].bits != after[n].bits]
     if not different:
         return None
@@ -52,6 +45,23 @@ def _values(pair: Pair) -> Finding | None:
         f"(norm of {name}: {before[name].norm:.6g} before, {after[name].norm:.6g} after)",
         tensor=name,
     )
+
+
+def _replicas(what: str, name: str, before: Whole, after: Whole | None) -> Finding | None:
+    """Replicas that disagree: in the first run no baseline, in the second a bug."""
+    for which, whole in (("first", before), ("second", after)):
+        if whole is not None and whole.split:
+            one, other = whole.split
+            baseline = which == "first"
+            return Finding(
+                f"{what} starts with different values on ranks {one} and {other} of the {which} "
+                f"run, which hold the same elements"
+                f"{': the baseline itself is wrong' if baseline else ''}",
+                Kind.INCONCLUSIVE if baseline else Kind.FAIL,
+                rank=other,
+                tensor=name,
+            )
+    return None
 
 
 def _listed(names: list[str]) -> str:
@@ -113,6 +123,8 @@ def _entry(label: str, name: str, was: object, now: object) -> Finding | None:
         where = "first" if now is None else "second"
         return Finding(f"optimizer state {label} is there in the {where} run only", tensor=name)
     if isinstance(was, Whole) and isinstance(now, Whole):
+        if split := _replicas(f"optimizer state {label}", name, was, now):
+            return split
         if was.bits != now.bits:
             return Finding(
                 f"optimizer state {label} starts differently (norm {was.norm:.6g} before, "

@@ -7,6 +7,7 @@ import os
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
@@ -48,6 +49,10 @@ def main() -> None:
     precision = None
     if args.bf16:
         precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    mesh = None
+    if args.strategy == "HYBRID_SHARD":
+        shape = (dist.get_world_size() // 2, 2)
+        mesh = init_device_mesh("cuda", shape, mesh_dim_names=("replicate", "shard"))
     model = FSDP(
         model,
         auto_wrap_policy=functools.partial(
@@ -55,6 +60,7 @@ def main() -> None:
         ),
         sharding_strategy=ShardingStrategy[args.strategy],
         mixed_precision=precision,
+        device_mesh=mesh,
         device_id=torch.cuda.current_device(),
         use_orig_params=not args.flat,
         sync_module_states=True,
