@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from fsdp_migrate.cli.output import exits, print_json, stderr, stdout
+from fsdp_migrate.cli.output import exits, print_json, stderr
+from fsdp_migrate.cli.parity import progress, show
 from fsdp_migrate.errors import OpenQuestion, SourceError, TargetError, UsageError
 
 if TYPE_CHECKING:
     from fsdp_migrate.verify.experiment import Experiment
     from fsdp_migrate.verify.launchers import Launcher
-    from fsdp_migrate.verify.verdict import Parity, Point
 
 LAUNCHERS = ("torchrun", "slurm")
 
@@ -94,22 +93,23 @@ def verify(
 
 
 def _run(experiment: Experiment, launcher: Launcher, *, as_json: bool) -> None:
+    from fsdp_migrate.verify import report
     from fsdp_migrate.verify.experiment import run
     from fsdp_migrate.verify.results import as_dict
 
     console = stderr()
-    console.print(f"logs and traces: {experiment.folder}")
-
-    def progress(side: str, trial: str, made: int) -> None:
-        console.print(f"{side} {trial}: step {made} of {experiment.steps}")
-
-    parity = run(experiment, launcher, progress)
+    console.print(f"logs and traces: {experiment.folder}", markup=False)
+    with progress(console, experiment.steps) as follow:
+        parity = run(experiment, launcher, follow)
     result = as_dict(parity, experiment)
     (experiment.folder / "result.json").write_text(json.dumps(result, indent=1))
+    if not report.write(parity, experiment, experiment.folder):
+        console.print("no pictures: they need matplotlib (fsdp-migrate's extra: report)")
+    console.print(f"report: {experiment.folder / 'report.html'}", markup=False)
     if as_json:
         print_json(result)
     else:
-        _show(parity)
+        show(parity)
     raise typer.Exit(parity.verdict.kind.value)
 
 
@@ -191,33 +191,3 @@ def _print_scripts(experiment: Experiment, launcher: Launcher) -> None:
         job.folder.mkdir(parents=True, exist_ok=True)
         job.write()
         typer.echo(launcher.script(job), nl=False)
-
-
-def _show(parity: Parity) -> None:
-    console = stdout()
-    for series in parity.series:
-        table = Table(title=f"{series.name}", title_justify="left")
-        for heading in ("step", "loss before", "loss after", "difference", "allowed", "norm"):
-            table.add_column(heading, justify="right")
-        for point in series.points:
-            table.add_row(*_row(point))
-        console.print(table)
-    for name in parity.passed:
-        console.print(f"passed: {name}")
-    for note in parity.notes:
-        console.print(f"note: {note}")
-    if parity.redirections:
-        console.print("ran on the CPU instead: " + "; ".join(parity.redirections))
-    colour = {"PASS": "green", "FAIL": "red"}.get(parity.verdict.kind.name, "yellow")
-    console.print(parity.verdict.sentence, style=f"bold {colour}", markup=False)
-
-
-def _row(point: Point) -> tuple[str, ...]:
-    return (
-        str(point.step),
-        f"{point.before:.8g}",
-        f"{point.after:.8g}",
-        "equal" if point.difference == 0 else f"{point.difference:.2e}",
-        "-" if point.envelope is None else f"{point.envelope:.2e}",
-        "-" if point.norm_after is None else f"{point.norm_after:.6g}",
-    )

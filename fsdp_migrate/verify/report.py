@@ -134,14 +134,11 @@ def _summary(summaries: Sequence[Summary], series: Sequence[Series]) -> str:
              "ms/step before", "after", "peak MiB before", "after")  # fmt: skip
     rows = []
     for one, pair in zip(summaries, series, strict=True):
-        worst = one.worst
         rows.append((
             one.name,
             str(one.steps),
             str(one.equal),
-            "-" if worst is None else f"{worst.difference:.2e}",
-            "-" if worst is None or worst.difference == 0 else str(worst.step),
-            "-" if worst is None else _number(worst.envelope, ".2e"),
+            *_worst(one.worst),
             _milliseconds(one.seconds_before),
             _milliseconds(one.seconds_after),
             f"{pair.peak_before / 2**20:,.0f}",
@@ -150,6 +147,13 @@ def _summary(summaries: Sequence[Summary], series: Sequence[Series]) -> str:
     memory = {"cpu": "host RSS of a rank", "cuda": "allocated on one GPU"}.get(series[0].device, "")
     note = f"<p>Peak memory: {memory}. Step times are medians, under capture.</p>" if memory else ""
     return _table(heads, rows) + note
+
+
+def _worst(point: Point | None) -> tuple[str, str, str]:
+    """The largest difference, its step, and what was allowed there."""
+    if point is None or point.difference == 0:
+        return "-", "-", "-"
+    return f"{point.difference:.2e}", str(point.step), _number(point.envelope, ".2e")
 
 
 def _steps(series: Series) -> str:

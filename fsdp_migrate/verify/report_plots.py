@@ -79,7 +79,7 @@ def _panels(
         axes.set_ylabel(quantity)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
     return figure
 
 
@@ -132,11 +132,11 @@ def _difference(axes: Axes, series: Series) -> None:
             heights = [_height(p.difference, floor, top) for p in chosen]
             axes.plot([p.step for p in chosen], heights, marker, color=colour, ms=5, label=label)
     axes.set_yscale("log")
-    axes.set_ylim(floor / 3, top * 3)
+    axes.set_ylim(floor / 10, top * 3)
     axes.axhline(floor, color=EQUAL, lw=0.8)
     axes.annotate(
-        "equal bits", (1, floor), xycoords=("axes fraction", "data"), color=EQUAL, fontsize=8,
-        ha="right", va="bottom",
+        "equal bits", (0.99, floor / 1.2), xycoords=("axes fraction", "data"), color=EQUAL,
+        fontsize=8, ha="right", va="top",
     )  # fmt: skip
 
 
@@ -147,6 +147,8 @@ def _height(difference: float, floor: float, top: float) -> float:
 
 
 def _resources(compared: list[Series]) -> Figure:
+    from matplotlib.patches import Patch
+
     figure = _figure(11, 3.8)
     times, memory = _row(figure, 2)
     for place, series in enumerate(compared):
@@ -164,9 +166,8 @@ def _resources(compared: list[Series]) -> Figure:
     for axes in (times, memory):
         axes.set_xticks(range(len(compared)), [series.name for series in compared])
         axes.margins(y=0.18)
-        for colour, label in ((BEFORE, "before (FSDP1)"), (AFTER, "after (FSDP2)")):
-            axes.bar(0, 0, color=colour, label=label)
-        axes.legend(fontsize=8, loc="lower right")
+    kinds = [Patch(color=BEFORE, label="before (FSDP1)"), Patch(color=AFTER, label="after (FSDP2)")]
+    figure.legend(handles=kinds, loc="outside lower center", ncols=2, fontsize=8)
     figure.suptitle(
         "Steps run under capture: they compare the two runs, they are no benchmark", fontsize=9
     )
