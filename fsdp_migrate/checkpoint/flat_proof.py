@@ -1,14 +1,16 @@
 """
 Prove how a checkpoint's flat parameters are laid out, or refuse.
 
-Proofs: the number of elements of every unit; padding elements, which must be 42; and where rank
-files of use_orig_params=True show at which element each original parameter begins, that.
+Proofs: the number of elements of every unit; padding elements, which must be 42; and with
+use_orig_params=True the local pieces of the original parameters: rank files show at which element
+each begins, a DCP directory has one rank's copy, which must equal what lies where it should.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from fsdp_migrate.checkpoint.flat_layout import (
     ALIGNMENTS,
@@ -24,6 +26,7 @@ from fsdp_migrate.checkpoint.tensors import Item, Tensor
 from fsdp_migrate.errors import Incomplete, OpenQuestion
 
 _READ = 1 << 20  # padding is read in parts of as many elements
+_SAMPLE = 1024  # elements compared at each end of a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +42,42 @@ def prove(
     """Arguments and errors as `flat.unflatten`."""
     _check_flats(flats, layout)
     _check_views(evidence, layout)
-    known = {parameter.name: parameter for parameter in layout}
-    pieces, choices = _ignored(known, evidence)
-    orig = bool(evidence.views) or bool(pieces)
-    owned = [members(layout, list(flats), choice) for choice in choices(orig)]
+    found: list[Proved] = []
+    faults: list[Incomplete] = []
+    for hypotheses in _hypotheses(layout, evidence):
+        for orig, ignored in hypotheses:
+            try:
+                proved = _prove(flats, layout, evidence, read, orig, ignored)
+            except Incomplete as fault:
+                faults.append(fault)
+                continue
+            if not any(_same(proved, other) for other in found):
+                found.append(proved)
+        if found:
+            break
+    else:
+        raise faults[0]
+    if len(found) > 1:
+        raise OpenQuestion(
+            "the flat parameters fit the model in more than one way, which differ in the "
+            f"parameters that FSDP ignored: {_difference_in(found[0], found[1])}. Say which "
+            "modules were in ignored_modules, or use rank files instead of a DCP directory"
+        )
+    return found[0]
+
+
+def _prove(
+    flats: Mapping[str, Tensor],
+    layout: ModelLayout,
+    evidence: Evidence,
+    read: Read,
+    orig: bool,
+    ignored: frozenset[str],
+) -> Proved:
+    owned = members(layout, list(flats), ignored)
     units = []
     for prefix, flat in flats.items():
-        candidates = [
-            unit
-            for choice in owned
-            for unit in _layouts(prefix, choice[prefix], flat, evidence, orig)
-        ]
+        candidates = list(_layouts(prefix, owned[prefix], flat, evidence, orig))
         units.append(_only_fit(flat, candidates, evidence, read))
     covered = frozenset(name for unit in units for name in unit.names())
     if orig:
@@ -57,6 +85,18 @@ def prove(
     _check_rest(layout, covered, evidence)
     junk = covered & evidence.loose.keys()
     return Proved(tuple(units), junk, tuple(_notes(units, layout)))
+
+
+def _same(one: Proved, other: Proved) -> bool:
+    """Whether they differ in parameters without elements at most."""
+    pairs = zip(one.units, other.units, strict=True)
+    return all(mine.same_places(its) for mine, its in pairs)
+
+
+def _difference_in(one: Proved, other: Proved) -> str:
+    names = {name for unit in one.units for name in unit.names()}
+    others = {name for unit in other.units for name in unit.names()}
+    return ", ".join(sorted(names ^ others)[:3])
 
 
 def _check_flats(flats: Mapping[str, Tensor], layout: ModelLayout) -> None:
@@ -82,39 +122,53 @@ def _check_views(evidence: Evidence, layout: ModelLayout) -> None:
                 )
 
 
-class _Choices:
-    """The sets of parameters that FSDP may have ignored, so that they are whole in the file."""
-
-    def __init__(self, certain: set[str], doubtful: set[str], known: Mapping[str, Parameter]):
-        self._certain = frozenset(certain)
-        self._doubtful = frozenset(doubtful)
-        modules = {known[name].module for name in certain if name in known}
-        self._beside = frozenset(name for name in doubtful if known[name].module in modules)
-
-    def __call__(self, orig: bool) -> list[frozenset[str]]:
-        if not orig:
-            return [self._certain | self._doubtful]
-        # FSDP ignores whole modules, so what is doubtful may go with what is certain beside it.
-        return [self._certain, self._certain | self._beside] if self._beside else [self._certain]
+_Hypothesis: TypeAlias = tuple[bool, frozenset[str]]
 
 
-def _ignored(known: Mapping[str, Parameter], evidence: Evidence) -> tuple[set[str], _Choices]:
-    """The names that are local pieces, and what may have been ignored."""
+def _hypotheses(layout: ModelLayout, evidence: Evidence) -> Iterator[list[_Hypothesis]]:
+    """
+    Whether use_orig_params was True, with the parameters that FSDP ignored: those whole.
+
+    First the likely ones; only if none of them fits, those that ignore any one more module.
+    """
+    pieces, ignored, doubtful = _sorted_loose(layout, evidence)
+    likely: list[_Hypothesis] = []
+    if not (evidence.views or pieces):
+        likely.append((False, ignored | doubtful))
+    if evidence.views or pieces or doubtful:
+        likely.append((True, ignored))
+    # FSDP ignores whole modules, so what is doubtful may go with what is certain beside it.
+    modules = {p.module for p in layout if p.name in ignored}
+    beside = frozenset(p.name for p in layout if p.name in doubtful and p.module in modules)
+    if beside:
+        likely.append((True, ignored | beside))
+    yield likely
+    owners = dict.fromkeys(p.module for p in layout if p.name in doubtful)
+    yield [
+        (True, ignored | beside | {n for n in doubtful if n.startswith(f"{owner}.") or not owner})
+        for owner in owners
+    ]
+
+
+def _sorted_loose(
+    layout: ModelLayout, evidence: Evidence
+) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Names of local pieces, of ignored parameters, and of what could be either: whole and 1-D."""
     viewed = {name for views in evidence.views.values() for name in views}
     pieces: set[str] = set()
-    certain: set[str] = set(evidence.ignored)
+    ignored: set[str] = set(evidence.ignored)
     doubtful: set[str] = set()
-    for name, parameter in known.items():
-        loose = evidence.loose.get(name)
-        if loose is None or name in certain or name in viewed:
+    for parameter in layout:
+        name, loose = parameter.name, evidence.loose.get(parameter.name)
+        if loose is None or name in ignored or name in viewed:
             continue
         whole = loose.shape == parameter.shape
         in_dcp = any(isinstance(piece.store, Item) for piece in loose.pieces)
         if len(loose.shape) != 1 or (whole and not in_dcp and parameter.numel):
-            certain.add(name)
+            ignored.add(name)
         else:
             (doubtful if whole else pieces).add(name)
-    return pieces, _Choices(certain, doubtful, known)
+    return frozenset(pieces), frozenset(ignored), frozenset(doubtful)
 
 
 def _layouts(
@@ -143,7 +197,11 @@ def _only_fit(flat: Tensor, candidates: Sequence[Unit], evidence: Evidence, read
     for unit in sized:
         if any(unit.same_places(other) for other in fits):
             continue
-        fault = _displaced(unit, evidence.views) or _unpadded(unit, flat, read)
+        fault = (
+            _displaced(unit, evidence.views)
+            or _unpadded(unit, flat, read)
+            or _foreign_piece(unit, flat, evidence.loose, read)
+        )
         if not fault:
             fits.append(unit)
     if not fits:
@@ -190,6 +248,37 @@ def _unpadded(unit: Unit, flat: Tensor, read: Read) -> str:
             if read(flat, low, high) != value * (high - low):
                 return f"elements {low} to {high} should be alignment padding, and are not 42"
     return ""
+
+
+def _foreign_piece(unit: Unit, flat: Tensor, loose: Mapping[str, Tensor], read: Read) -> str:
+    """A rank's copy of a parameter that is not what `unit` has there; empty if there is none."""
+    for placement in unit.placements:
+        for named in (placement.parameter, *placement.aliases):
+            copy = loose.get(named.name)
+            if copy is None or copy.numel == 0:
+                continue
+            runs = [
+                (run.start, run.stop)
+                for run in flat.between(placement.start, placement.stop)
+                if run.stop - run.start == copy.numel
+            ]
+            if copy.dtype != flat.dtype or not any(
+                _alike(copy, flat, start, read) for start, _ in runs
+            ):
+                return (
+                    f"the checkpoint also has {copy.numel} elements of {named.name}, and they are "
+                    f"not what lies at {placement.start} to {placement.stop}"
+                )
+    return ""
+
+
+def _alike(copy: Tensor, flat: Tensor, start: int, read: Read) -> bool:
+    """Whether the first and the last elements of `copy` are those of `flat` from `start` on."""
+    count = min(copy.numel, _SAMPLE)
+    last = copy.numel - count
+    return read(copy, 0, count) == read(flat, start, start + count) and read(
+        copy, last, copy.numel
+    ) == read(flat, start + last, start + copy.numel)
 
 
 def _check_listed(units: Sequence[Unit], evidence: Evidence) -> None:

@@ -30,7 +30,7 @@ from fsdp_migrate.checkpoint.raw_slots import Job, ParameterSlot, Slot, UnitSlot
 from fsdp_migrate.checkpoint.raw_state import Numbered, numbered
 from fsdp_migrate.checkpoint.tensors import Tensor
 from fsdp_migrate.checkpoint.ties import ties
-from fsdp_migrate.errors import Incomplete, OpenQuestion
+from fsdp_migrate.errors import Incomplete, OpenQuestion, Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ def wrap_prefixes(module_paths: Sequence[str]) -> list[str] | None:
 
     FSDP1 puts a module of its own around each unit. None where there is no such module.
     """
-    units = [
-        clean(path.rpartition(".")[0])
-        for path in module_paths
-        if path.rpartition(".")[2] == "_fsdp_wrapped_module"
-    ]
+    names = {path: clean(path) for path in module_paths}
+    # As `names.cleaned` does with parameters: `module.` goes where everything is below it.
+    while any(names.values()) and all(f"{n}.".startswith("module.") for n in names.values() if n):
+        names = {path: n.removeprefix("module").removeprefix(".") for path, n in names.items()}
+    units = [n for path, n in names.items() if path.split(".")[-1] == "_fsdp_wrapped_module"]
     return list(dict.fromkeys(units)) or None
 
 
@@ -296,7 +296,7 @@ def _fitting(raw: Numbered, readings: Sequence[_Reading], faults: list[str]) -> 
     for reading in readings:
         try:
             optimizer = reading.optimizer(raw)
-        except Incomplete as error:
+        except (Incomplete, Unsupported) as error:
             faults.append(str(error))
             continue
         given = _given(optimizer)

@@ -163,7 +163,7 @@ def _shard(
             at = number * flat.numel()
             shards.setdefault(prefix, []).append(Extent(at, at + flat.numel(), file, 0))
     if setup.orig:
-        _views(wrapped, saved, skipped, number, folder)
+        _views(wrapped, saved, skipped, number, setup.world_size, folder)
     for name, parameter in wrapped.named_parameters(remove_duplicate=False):
         if id(parameter) in skipped and number == 0:
             file = _write(folder / f"{clean(name)}.bin", parameter.detach().contiguous())
@@ -180,7 +180,14 @@ def _shard(
     saved.optimizers.append(RankTree(number, read_torch_file(path).tree))
 
 
-def _views(wrapped: nn.Module, saved: Saved, skipped: set[int], number: int, folder: Path) -> None:
+def _views(
+    wrapped: nn.Module,
+    saved: Saved,
+    skipped: set[int],
+    number: int,
+    world_size: int,
+    folder: Path,
+) -> None:
     """Where the local piece of each original parameter lies in its flat parameter."""
     owner = {
         fqn: (prefix, handle)
@@ -199,9 +206,10 @@ def _views(wrapped: nn.Module, saved: Saved, skipped: set[int], number: int, fol
         file = _write(folder / f"{clean(name)}-{number}.piece", parameter.detach())
         store: Store = Item(file, 0, parameter.numel() * 4, clean(name))
         extent = Extent(0, parameter.numel(), store, 0)
-        saved.pieces.setdefault(
-            clean(name), Tensor(clean(name), "float32", (parameter.numel(),), (extent,))
-        )
+        # DCP keeps the copy of any one rank.
+        if number == len(clean(name)) % world_size or clean(name) not in saved.pieces:
+            shape = (parameter.numel(),)
+            saved.pieces[clean(name)] = Tensor(clean(name), "float32", shape, (extent,))
 
 
 def _fqns(prefix: str, handle: Any) -> Sequence[str]:

@@ -108,6 +108,35 @@ def check_torchtitan(folder: Path, name: str) -> None:
     compare(model, optimizer, folder)
 
 
+def check_fsdp2(folder: Path, name: str) -> None:
+    """`NAME:SHAPE`: this rank's own files, on an equal mesh of FSDP2."""
+    name, _, shape = name.partition(":")
+    sides = tuple(map(int, shape.split("x"))) if shape else (dist.get_world_size(),)
+    names = ("fsdp",) if len(sides) == 1 else ("ddp", "fsdp")
+    model, optimizer = build(init_device_mesh("cpu", sides, mesh_dim_names=names))
+    suffix = f"world_size_{dist.get_world_size()}_rank_{dist.get_rank()}.pt"
+    state = torch.load(folder / name / f"model_{suffix}", weights_only=True)
+    expected = model.state_dict()
+    for key, value in state.items():
+        assert type(value) is type(expected[key]), key
+        if isinstance(value, DTensor):
+            assert value.placements == expected[key].placements
+            assert value.device_mesh == expected[key].device_mesh
+            assert value.to_local().shape == expected[key].to_local().shape
+    model.load_state_dict(state)
+    optimizer.load_state_dict(torch.load(folder / name / f"optim_{suffix}", weights_only=True))
+    compare(model, optimizer, folder)
+    # The loaded states must do as an optimizer's own: take part in a step, and be saved again.
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert {float(entry["step"]) for entry in optimizer.state.values()} == {
+        float(entry["step"]) + 1
+        for entry in torch.load(folder / "truth.pt", weights_only=True)["optim"].values()
+    }
+    torch.save(optimizer.state_dict(), folder / f"again-{name}-{suffix}")
+
+
 def check_fsdp1(folder: Path, name: str) -> None:
     """The way back: real FSDP1 takes a FULL_STATE_DICT file; its local pieces are put together."""
     model = FSDP(Nasty(), device_id=torch.device("cpu"), use_orig_params=True)
@@ -135,6 +164,7 @@ def check_fsdp1(folder: Path, name: str) -> None:
 
 CHECKS = {
     "fsdp1": check_fsdp1,
+    "fsdp2": check_fsdp2,
     "plain": check_plain,
     "accelerate": check_accelerate,
     "torchtitan": check_torchtitan,

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from fsdp_migrate.checkpoint.index import Index
 from fsdp_migrate.checkpoint.plan import Plan
-from fsdp_migrate.checkpoint.writers import dcp, hf, torch
+from fsdp_migrate.checkpoint.writers import dcp, fsdp2, hf, torch
 from fsdp_migrate.checkpoint.writers.options import TargetOptions
 
 
@@ -23,6 +23,6 @@ class Writer(Protocol):
     def plan(self, index: Index, options: TargetOptions) -> Plan: ...
 
 
-WRITERS: tuple[Writer, ...] = (dcp, hf, torch)
+WRITERS: tuple[Writer, ...] = (dcp, fsdp2, hf, torch)
 
 __all__ = ["WRITERS", "TargetOptions", "Writer"]
