@@ -141,8 +141,8 @@ def memory(bench: Bench) -> Iterator[str]:
     for to, (small, big) in peaks.items():
         yield (
             f"{f'rank files -> {to}, {bench.nbytes / 4e9:.2g} and {bench.nbytes / 5e8:.2g} GB':44}"
-            f" peak {small / MB:.1f} and {big / MB:.1f} MB: {big / small - 1:+.1%}   must <= 10 %   "
-            f"{verdict(big <= 1.1 * small)}"
+            f" peak {small / MB:.1f} and {big / MB:.1f} MB: {big / small - 1:+.1%}   "
+            f"must <= 10 %   {verdict(big <= 1.1 * small)}"
         )
 
 

@@ -42,15 +42,17 @@ class Pair:
 
 def run(command: Command) -> Run:
     """Run to its end; its output is shown only if it fails, which ends the benchmark."""
-    with open(os.devnull) as nothing:
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            list(map(str, command)), stdin=nothing, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        assert process.stdout is not None
-        output = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        wall = time.perf_counter() - started
+    started = time.perf_counter()
+    process = subprocess.Popen(
+        list(map(str, command)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         sys.exit(f"{' '.join(map(str, command))}\n{output.decode()}exit {process.returncode}")

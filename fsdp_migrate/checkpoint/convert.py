@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from fsdp_migrate.checkpoint import manifest, proof
 from fsdp_migrate.checkpoint.execute import check_space, execute, staged
+from fsdp_migrate.checkpoint.garbage import no_collection
 from fsdp_migrate.checkpoint.gather import Gatherer
 from fsdp_migrate.checkpoint.index import Index, Optimizer
 from fsdp_migrate.checkpoint.load import Loaded, LoadOptions, load
@@ -86,6 +87,7 @@ def writer(name: str) -> Writer:
     raise UsageError(f"--to {name}: choose one of {known}")
 
 
+@no_collection()
 def prepare(request: Request) -> Prepared:
     """Everything up to the plan. Reads no tensor's bytes but those that prove something."""
     chosen = writer(request.to)
