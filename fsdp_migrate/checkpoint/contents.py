@@ -96,6 +96,17 @@ def _holds_tensor(value: Any) -> bool:
     return not isinstance(value, Foreign) and (isinstance(value, Inert | Stored))
 
 
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether a value is made of Python's own types, and tensors, alone."""
+    if isinstance(value, dict):
+        return depth < 50 and all(
+            is_plain(key, depth + 1) and is_plain(item, depth + 1) for key, item in value.items()
+        )
+    if isinstance(value, list | tuple):
+        return depth < 50 and all(is_plain(item, depth + 1) for item in value)
+    return value is None or isinstance(value, bool | int | float | str | bytes | Tensor)
+
+
 def foreign_in(value: Any, depth: int = 0) -> Foreign | None:
     """An object of a class that is not torch's, anywhere in a plain value."""
     if isinstance(value, Foreign):

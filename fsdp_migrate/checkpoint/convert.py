@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fsdp_migrate.checkpoint import manifest, proof
+from fsdp_migrate.checkpoint.contents import shown
 from fsdp_migrate.checkpoint.execute import check_space, execute, staged
 from fsdp_migrate.checkpoint.garbage import no_collection
 from fsdp_migrate.checkpoint.gather import Gatherer
@@ -77,6 +78,10 @@ class Converted:
 
     prepared: Prepared
     proof: Proof | None
+
+    @property
+    def hashes(self) -> Mapping[str, str]:
+        return self.proof.hashes if self.proof else {}
 
 
 def writer(name: str) -> Writer:
@@ -151,6 +156,7 @@ def _prove(prepared: Prepared, staging: Path, stage: Stage) -> Proof:
     pairs = list(_model_pairs(index, written))
     if index.optimizer is not None and written.optimizer is not None:
         pairs += _optimizer_pairs(index.optimizer, written.optimizer)
+    pairs += _extra_pairs(index, written)
     # A hard link is the same file: there is nothing to compare, however many terabytes it has.
     files = SameFiles()
     linked = {pair.name for pair in pairs if files.hold(pair.source, pair.written)}
@@ -172,6 +178,16 @@ def _model_pairs(index: Index, written: Index) -> Iterator[Pair]:
         # Left out as the alias of a tied weight: then its bytes must be there under another name.
         if not any(_same(index.model[other], tensor) for other in written.model):
             raise TargetError(f"{name} is missing from what was written")
+
+
+def _extra_pairs(index: Index, written: Index) -> Iterator[Pair]:
+    """What stands beside model and optimizer, where the target has a place for it."""
+    for path, value in written.extras.items():
+        original = index.extras.get(path)
+        if isinstance(value, Tensor) and isinstance(original, Tensor):
+            yield Pair(shown(path), original, value)
+        elif original != value:
+            raise TargetError(f"{shown(path)} was not written as it is")
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from fsdp_migrate.checkpoint.tensors import Tensor
 
@@ -53,14 +53,15 @@ class Index:
     `model` maps FQNs to Tensors in the source's order; `roles` says which are parameters and
     which buffers, as far as the source tells. Two names over the same pieces are tied.
 
-    `extras` are objects beside model and optimizer (scheduler, rng), by dotted path. `notes` are
-    sentences for the user about what was found or chosen while reading.
+    `extras` are values beside model and optimizer (scheduler, step counts) by the keys that lead to
+    them: Tensors, or what is made of dicts, lists, tuples, strings, numbers, bytes and None.
+    `notes` are sentences for the user about what was found or chosen while reading.
     """
 
     model: Mapping[str, Tensor]
     optimizer: Optimizer | None = None
     roles: Mapping[str, Role] = field(default_factory=dict)
-    extras: Mapping[str, object] = field(default_factory=dict)
+    extras: Mapping[tuple[Any, ...], object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def role(self, name: str) -> Role:

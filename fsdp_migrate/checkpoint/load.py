@@ -9,8 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fsdp_migrate.checkpoint import raw_optimizer, replicas, sources
-from fsdp_migrate.checkpoint.contents import Contents, Replica, foreign_in, shown
+from fsdp_migrate.checkpoint import raw_dcp, raw_optimizer, replicas, sources
+from fsdp_migrate.checkpoint.contents import (
+    Contents,
+    KeyPath,
+    Replica,
+    foreign_in,
+    is_plain,
+    shown,
+)
 from fsdp_migrate.checkpoint.flat import FLAT_KEYS, flats_of, unflatten
 from fsdp_migrate.checkpoint.flat_layout import Evidence, Unit, writer_of
 from fsdp_migrate.checkpoint.garbage import no_collection
@@ -19,6 +26,7 @@ from fsdp_migrate.checkpoint.index import Index, Optimizer, Role
 from fsdp_migrate.checkpoint.meta_model import from_factory, from_hf_config
 from fsdp_migrate.checkpoint.model_layout import ModelLayout, from_index, from_json
 from fsdp_migrate.checkpoint.names import clean, cleaned
+from fsdp_migrate.checkpoint.raw_dcp import is_numbered
 from fsdp_migrate.checkpoint.sorting import choose, keyed_optimizer, model_values
 from fsdp_migrate.checkpoint.sources import Part, Source
 from fsdp_migrate.checkpoint.tensors import Tensor
@@ -74,7 +82,6 @@ def load(
     found = _Model()
     if source.model is not None:
         found = _model(source.model, options, notes, for_inspection)
-        _report_extras(source.model, notes)
     optimizer: Optimizer | None = None
     copies: tuple[Replica, ...] = ()
     if source.optimizer is not None:
@@ -86,13 +93,18 @@ def load(
     if compare_replicas:
         replicas.check(copies, {})
         for part in {id(p): p for p in (source.model, source.optimizer) if p is not None}.values():
-            for name in replicas.check(part.contents.replicas, part.contents.roles):
+            used = [r for r in part.contents.replicas if r.path not in part.sorted.extras]
+            for name in replicas.check(used, part.contents.roles):
                 notes.append(f"{name}: differs between ranks; rank 0's is taken, as FSDP does")
     if source.beside:
         notes.append(f"not converted: {', '.join(source.beside)}")
     main = source.model or source.optimizer
     assert main is not None
-    index = Index(found.tensors, optimizer, found.roles, {}, tuple(notes))
+    parts = {id(part): part for part in (source.model, source.optimizer) if part is not None}
+    extras = {
+        path: value for part in parts.values() for path, value in _extras(part, notes).items()
+    }
+    index = Index(found.tensors, optimizer, found.roles, extras, tuple(notes))
     units = tuple(unit.prefix for unit in found.units)
     return Loaded(source, main.contents, index, units, found.layout)
 
@@ -106,11 +118,15 @@ class _Model:
 
 
 def _model(part: Part, options: LoadOptions, notes: list[str], for_inspection: bool) -> _Model:
-    root = choose("model", part.sorted.model_roots, options.model_root)
+    roots = part.sorted.model_roots
+    if options.model_root is not None:
+        roots += part.sorted.other_models
+    root = choose("model", roots, options.model_root)
     assert root is not None
-    others = [other for other in part.sorted.model_roots if other != root]
+    others = [r for r in (*part.sorted.model_roots, *part.sorted.other_models) if r != root]
     if others:
-        notes.append(f"not converted: {', '.join(map(shown, others))}")
+        names = ", ".join(map(shown, others))
+        notes.append(f"left out: tensors at {names} (--model-root converts another one)")
     contents = part.contents
     values = model_values(contents, root)
     new = cleaned(values)
@@ -201,8 +217,10 @@ def _optimizer(
     roots = [*part.sorted.optimizer_roots, *part.sorted.raw_roots]
     root = choose("optimizer", roots, options.optimizer_root)
     assert root is not None
-    if root not in part.contents.raw:
-        return keyed_optimizer(part.contents, root), ()
+    contents = part.contents
+    numbered = is_numbered(contents.values, root)
+    if root not in contents.raw and not numbered:
+        return keyed_optimizer(contents, root), ()
     known = _known(source, found, options, notes)
     if known is None:
         if not for_inspection:
@@ -210,7 +228,9 @@ def _optimizer(
         notes.append("the optimizer's states are numbered: names need the model, or its layout")
         return None, ()
     with Gatherer() as gatherer:
-        named = raw_optimizer.name(part.contents.raw[root], known, gatherer.read)
+        if numbered:
+            return raw_dcp.name(contents, root, known, gatherer.read), ()
+        named = raw_optimizer.name(contents.raw[root], known, gatherer.read)
     notes += named.notes
     return named.optimizer, named.replicas
 
@@ -276,11 +296,25 @@ def _check_coverage(optimizer: Optimizer, model: Mapping[str, Tensor]) -> None:
         )
 
 
-def _report_extras(part: Part, notes: list[str]) -> None:
-    tops: dict[str, None] = {}
+def _extras(part: Part, notes: list[str]) -> dict[KeyPath, object]:
+    """
+    What stands beside model and optimizer and can be carried; the rest is told.
+
+    Values that differ between ranks (RNG states) belong to ranks, and objects of other classes than
+    Python's own cannot be written.
+    """
+    contents = part.contents
+    by_rank = contents.differing | {replica.path for replica in contents.replicas}
+    carried: dict[KeyPath, object] = {}
+    left_out: dict[str, None] = {}
     for path in part.sorted.extras:
-        value = part.contents.values[path]
-        alien = foreign_in(value)
-        tops[f"{shown(path[:1])}" + (f" ({alien.qualified})" if alien else "")] = None
-    if tops:
-        notes.append(f"not converted, not part of the model: {', '.join(tops)}")
+        value = contents.values[path]
+        if path and path not in by_rank and is_plain(value):
+            carried[path] = value
+        elif value != {}:
+            alien = foreign_in(value)
+            why = f" ({alien.qualified})" if alien else " (differs by rank)"
+            left_out[f"{shown(path[:1])}{why}"] = None
+    if left_out:
+        notes.append(f"left out: {', '.join(left_out)}")
+    return carried

@@ -67,11 +67,11 @@ def wrap_prefixes(module_paths: Sequence[str]) -> list[str] | None:
 
     FSDP1 puts a module of its own around each unit. None where there is no such module.
     """
-    units = [
-        clean(path.rpartition(".")[0])
-        for path in module_paths
-        if path.rpartition(".")[2] == "_fsdp_wrapped_module"
-    ]
+    names = {path: clean(path) for path in module_paths}
+    # As `names.cleaned` does with parameters: `module.` goes where everything is below it.
+    while any(names.values()) and all(f"{n}.".startswith("module.") for n in names.values() if n):
+        names = {path: n.removeprefix("module").removeprefix(".") for path, n in names.items()}
+    units = [n for path, n in names.items() if path.split(".")[-1] == "_fsdp_wrapped_module"]
     return list(dict.fromkeys(units)) or None
 
 

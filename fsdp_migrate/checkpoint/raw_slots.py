@@ -9,8 +9,9 @@ NO_SHARD and optimizers saved whole have whole tensors; FSDP2 has DTensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from fsdp_migrate.checkpoint.contents import Replica
@@ -18,13 +19,27 @@ from fsdp_migrate.checkpoint.flat_layout import Placement, Read, Unit, Writer, c
 from fsdp_migrate.checkpoint.model_layout import Parameter
 from fsdp_migrate.checkpoint.raw_state import Held, whole
 from fsdp_migrate.checkpoint.shards import RankValue, Shard
-from fsdp_migrate.checkpoint.tensors import Extent, Piece, Tensor
+from fsdp_migrate.checkpoint.tensors import Extent, Piece, Shape, Tensor
 from fsdp_migrate.errors import Incomplete, Unsupported
 
 States: TypeAlias = dict[str, dict[str, object]]  # FQN -> state name -> Tensor or plain value
 
-# Gradient averages: those of padding elements, which never have a gradient, are zero.
-_ZERO_PADDED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")
+# Averages of gradients have the parameter's own shape. Those of padding elements, which never have
+# a gradient, are zero.
+_ALIKE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """
+    What one id looks like: `shapes` of its tensors on any rank; `alike`, by state, if each state
+    has one shape on every rank; `sizes`, one a rank of the group, if it is in 1-D pieces.
+    """
+
+    plain: bool
+    shapes: frozenset[Shape]
+    alike: Mapping[str, Shape] | None
+    sizes: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -36,10 +51,43 @@ class Job:
     writer: Writer
     read: Read
     replicas: list[Replica] = field(default_factory=list)
+    looks: dict[int, Look] = field(default_factory=dict)
 
     def twin(self, rank: int) -> int:
         """The rank of the first shard group that holds what `rank` of another one holds."""
         return self.ranks[(self.others.index(rank)) % len(self.ranks)]
+
+    def look(self, held: Held) -> Look:
+        """Taken once an id: it is compared with many slots."""
+        if held.number not in self.looks:
+            self.looks[held.number] = self._look(dict(held.tensors()))
+        return self.looks[held.number]
+
+    def _look(self, tensors: Mapping[str, Mapping[int, RankValue]]) -> Look:
+        everywhere = {*self.ranks, *self.others}
+        values = [value for by_rank in tensors.values() for value in by_rank.values()]
+        alike: dict[str, Shape] | None = {}
+        for key, by_rank in tensors.items():
+            shapes = {value.shape for value in by_rank.values()}
+            if alike is not None and len(shapes) == 1 and set(by_rank) == everywhere:
+                alike[key] = shapes.pop()
+            else:
+                alike = None
+        return Look(
+            all(not value.sharded for value in values),
+            frozenset(value.shape for value in values),
+            alike,
+            self._sizes(list(tensors.values())),
+        )
+
+    def _sizes(self, tensors: Sequence[Mapping[int, RankValue]]) -> tuple[int, ...] | None:
+        sizes = []
+        for rank in self.ranks:
+            shapes = {by[rank].shape for by in tensors if rank in by} - {()}
+            if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
+                return None
+            sizes.append(next(iter(shapes))[0] if shapes else 0)
+        return tuple(sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +111,9 @@ class UnitSlot:
 
     def fits(self, held: Held, job: Job) -> bool:
         shard = -(-self.unit.numel // len(job.ranks))
-        values = [value for _, by_rank in held.tensors() for value in by_rank.values()]
-        if any(value.sharded for value in values):
-            return False
-        shapes = {value.shape for value in values} - {()}
-        return not shapes or (shard,) in shapes <= {(shard,), (1,)}
+        look = job.look(held)
+        shapes = look.shapes - {()}
+        return look.plain and (not shapes or (shard,) in shapes <= {(shard,), (1,)})
 
     def states(self, held: Held, job: Job) -> States:
         shard = -(-self.unit.numel // len(job.ranks))
@@ -76,8 +122,11 @@ class UnitSlot:
             where = f"{self.unit.title}: optimizer state {key}"
             _check_on_all(where, by_rank, job)
             if not _is_shard(by_rank, (shard,)):
+                value = _scalar(where, by_rank, job)
                 for name in found:
-                    found[name][key] = _scalar(f"{name}.{key}", by_rank, job)
+                    found[name][key] = (
+                        replace(value, name=f"{name}.{key}") if isinstance(value, Tensor) else value
+                    )
                 continue
             flat = self._flat(where, key, by_rank, job)
             for placement in self.unit.placements:
@@ -95,7 +144,7 @@ class UnitSlot:
         for rank in job.others:
             _replica(where, by_rank[job.twin(rank)], by_rank[rank], job)
         numel = self.unit.numel
-        if numel < padded.numel and key in _ZERO_PADDED:
+        if numel < padded.numel and key in _ALIKE:
             tail = job.read(padded, numel, padded.numel)
             if any(tail):
                 raise Incomplete(
@@ -129,49 +178,41 @@ class ParameterSlot:
         return {self.parameter.group}
 
     def fits(self, held: Held, job: Job) -> bool:
-        tensors = dict(held.tensors())
-        shapes = {value.shape for by_rank in tensors.values() for value in by_rank.values()}
-        if not shapes or (shapes == {()} and self.parameter.shape):
+        look = job.look(held)
+        if not look.shapes or (look.shapes == {()} and self.parameter.shape):
             return True  # no state, or nothing but step counts
-        return self._whole(tensors, job) or self._in_pieces(list(tensors.values()), job)
+        return self._whole(look) or self._in_pieces(look)
 
-    def _whole(self, tensors: Mapping[str, Mapping[int, RankValue]], job: Job) -> bool:
+    def _whole(self, look: Look) -> bool:
         """Every rank has all of it, as itself or as a DTensor; or factored (Adafactor)."""
-        shape = self.parameter.shape
-        everywhere = {*job.ranks, *job.others}
-        shapes: dict[str, tuple[int, ...]] = {}
-        for key, by_rank in tensors.items():
-            shapes[key] = next(iter(by_rank.values())).shape
-            if set(by_rank) != everywhere or {v.shape for v in by_rank.values()} != {shapes[key]}:
-                return False
+        shape, shapes = self.parameter.shape, look.alike
+        if shapes is None:
+            return False
         if shape in shapes.values():
-            return bool(shape) or set(shapes.values()) == {()}
+            return all(
+                other == shape or (key not in _ALIKE and math.prod(other) <= self.parameter.numel)
+                for key, other in shapes.items()
+            )
         if len(shape) < 2:
             return False
         rows = {shape[:-1], (*shape[:-1], 1)}
         columns = {(*shape[:-2], shape[-1]), (*shape[:-2], 1, shape[-1])}
-        return any("row" in key and shapes[key] in rows for key in shapes) and any(
-            "col" in key and shapes[key] in columns for key in shapes
+        return any("row" in key and other in rows for key, other in shapes.items()) and any(
+            "col" in key and other in columns for key, other in shapes.items()
         )
 
-    def _in_pieces(self, tensors: Sequence[Mapping[int, RankValue]], job: Job) -> bool:
-        sizes = []
-        for rank in job.ranks:
-            shapes = {by[rank].shape for by in tensors if rank in by} - {()}
-            if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
-                return False
-            sizes.append(next(iter(shapes))[0] if shapes else 0)
-        if sum(sizes) != self.parameter.numel:
+    def _in_pieces(self, look: Look) -> bool:
+        if look.sizes is None or not look.plain or sum(look.sizes) != self.parameter.numel:
             return False
-        return self.pieces is None or tuple(sizes) in self.pieces
+        return self.pieces is None or look.sizes in self.pieces
 
     def states(self, held: Held, job: Job) -> States:
-        tensors = dict(held.tensors())
-        is_whole = self._whole(tensors, job)
+        look = job.look(held)
+        is_whole = self._whole(look)
         found: dict[str, object] = {}
         for key, by_rank in held.states.items():
             name = f"{self.parameter.name}.{key}"
-            if is_whole or not tensors:
+            if is_whole or not look.shapes:
                 _check_on_all(name, by_rank, job)
                 found[key] = _scalar(name, by_rank, job)
             elif any(_is_tensor(v) and v.shape != () for v in by_rank.values()):

@@ -20,9 +20,13 @@ MODEL_NAMES = ("model", "state_dict", "model_state_dict", "module", "model_state
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """Roots are the paths of the dicts that hold a model, or an optimizer; extras are the rest."""
+    """
+    Roots are the paths of the dicts that hold a model, or an optimizer. `other_models` hold
+    floating tensors too (an EMA copy), beside one that is called a model. `extras` are the rest.
+    """
 
     model_roots: tuple[KeyPath, ...]
+    other_models: tuple[KeyPath, ...]
     optimizer_roots: tuple[KeyPath, ...]
     raw_roots: tuple[KeyPath, ...]
     extras: tuple[KeyPath, ...]
@@ -30,20 +34,27 @@ class Sorted:
 
 def sort(contents: Contents) -> Sorted:
     optimizers = _optimizer_roots(contents.values)
-    models: dict[KeyPath, bool] = {}
+    tensors: dict[KeyPath, list[KeyPath]] = {}
     extras: list[KeyPath] = []
     for path, value in contents.values.items():
         if any(_belongs(path, root) for root in optimizers):
             continue
         if isinstance(value, Tensor) and path and isinstance(path[-1], str):
-            floating = DTYPES[value.dtype].floating
-            models[path[:-1]] = models.get(path[:-1], False) or floating
+            tensors.setdefault(path[:-1], []).append(path)
         else:
             extras.append(path)
-    # Tensors of integers alone are an RNG state or a counter.
-    found = tuple(root for root, floating in models.items() if floating)
-    named = tuple(root for root in found if _named_like_model(root))
-    return Sorted(named or found, tuple(optimizers), tuple(contents.raw), tuple(extras))
+    found = []
+    for root, paths in tensors.items():
+        # Tensors of integers alone are an RNG state or a counter.
+        if any(DTYPES[contents.values[path].dtype].floating for path in paths):  # type: ignore[attr-defined]
+            found.append(root)
+        else:
+            extras += paths
+    named = [root for root in found if _named_like_model(root)] or found
+    others = [root for root in found if root not in named]
+    return Sorted(
+        tuple(named), tuple(others), tuple(optimizers), tuple(contents.raw), tuple(extras)
+    )
 
 
 def choose(kind: str, roots: Iterable[KeyPath], wanted: str | None) -> KeyPath | None:

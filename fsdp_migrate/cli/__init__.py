@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fsdp_migrate import __version__
-from fsdp_migrate.cli.convert_ckpt import compare_ckpt, convert_ckpt, inspect_ckpt
+from fsdp_migrate.cli import bench, convert_ckpt, rewrite_code, verify
 
 app = typer.Typer(
     name="fsdp-migrate",
@@ -38,9 +38,12 @@ def _root(
 ) -> None: ...
 
 
-app.command("convert-ckpt")(convert_ckpt)
-app.command("inspect-ckpt")(inspect_ckpt)
-app.command("compare-ckpt")(compare_ckpt)
+app.command("convert-ckpt")(convert_ckpt.convert_ckpt)
+app.command("inspect-ckpt")(convert_ckpt.inspect_ckpt)
+app.command("compare-ckpt")(convert_ckpt.compare_ckpt)
+app.command("rewrite-code")(rewrite_code.rewrite_code)
+app.command("verify")(verify.verify)
+app.command("bench")(bench.bench)
 
 
 def main() -> None:

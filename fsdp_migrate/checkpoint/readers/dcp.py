@@ -15,6 +15,7 @@ from typing import Any
 from fsdp_migrate.checkpoint.contents import Contents, KeyPath
 from fsdp_migrate.checkpoint.dtypes import dtype as known_dtype
 from fsdp_migrate.checkpoint.gather import Gatherer
+from fsdp_migrate.checkpoint.index import Role
 from fsdp_migrate.checkpoint.pickles import Inert, TorchDType, Unpickler, decoding
 from fsdp_migrate.checkpoint.tensors import Extent, Item, Piece, Shape, Tensor, piece, row_major
 from fsdp_migrate.checkpoint.torch_file import read_item
@@ -34,19 +35,25 @@ def _contents(folder: Path, metadata: Inert) -> Contents:
     paths = metadata.state.get("planner_data") or {}
     items = _items(folder, metadata.field("storage_data"))
     values: dict[KeyPath, object] = {}
+    roles: dict[KeyPath, Role] = {}
     with Gatherer() as gatherer:
-        for key, entry in stored.items():
+        # The metadata lists chunks by rank and size; the planner's map has the state dict's order.
+        for key in dict.fromkeys((*(key for key in paths if key in stored), *stored)):
+            entry = stored[key]
             path = tuple(paths.get(key, (key,)))
             if ".".join(map(str, path)) != key:
                 raise Corrupt(f"{folder / METADATA}: key {key!r} should be at {path}: damaged")
             kind = entry.qualified.rpartition(".")[2]
             if kind == "TensorStorageMetadata":
                 values[path] = _tensor(key, entry, items.get(key, {}))
+                if len(entry.field("chunks")) > 1:
+                    # Only what is sharded has chunks, empty ones included; buffers are whole.
+                    roles[path] = "parameter"
             elif kind == "BytesStorageMetadata":
                 values[path] = _value(key, items.get(key, {}), gatherer, folder)
             else:
                 raise Unsupported(f"{folder}: {key} is stored as {kind}, which is not known")
-    return Contents(format="DCP", values=values, writer=_writer(metadata))
+    return Contents(format="DCP", values=values, roles=roles, writer=_writer(metadata))
 
 
 def _load(folder: Path) -> Inert:

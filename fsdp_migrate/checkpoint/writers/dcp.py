@@ -18,7 +18,7 @@ from fsdp_migrate.checkpoint.dtypes import DTYPES
 from fsdp_migrate.checkpoint.index import Index
 from fsdp_migrate.checkpoint.plan import Literal, OutputFile, Part, Plan
 from fsdp_migrate.checkpoint.tensors import Shape, Tensor
-from fsdp_migrate.checkpoint.writers.dcp_keys import Named, directories
+from fsdp_migrate.checkpoint.writers.dcp_keys import Named, directories, homeless_extras
 from fsdp_migrate.checkpoint.writers.dcp_metadata import (
     Entry,
     StoredChunk,
@@ -51,7 +51,10 @@ def plan(index: Index, options: TargetOptions) -> Plan:
     files: list[OutputFile] = []
     for folder, leaves in directories(index, options.keys).items():
         files += _Directory(index, options, decision).files(folder, leaves)
-    return Plan(tuple(files), notes=(*decision.notes, *notes, *extras_note(index)))
+    return Plan(
+        tuple(files),
+        notes=(*decision.notes, *notes, *extras_note(homeless_extras(index, options.keys))),
+    )
 
 
 def with_filled_options(index: Index) -> tuple[Index, tuple[str, ...]]:

@@ -43,14 +43,26 @@ class Named:
 def directories(index: Index, style: KeyStyle) -> dict[str, list[Named]]:
     """The leaves of each directory ("" is the output itself), in the order of the index."""
     if style == "torchtitan":
-        leaves = [*_model(index, ()), *_flattened(index.optimizer)]
+        leaves = [*_model(index, ()), *_flattened(index.optimizer), *_extras(index)]
         return {"": _distinct(leaves)}
     if style == "accelerate":
         made = {"pytorch_model_fsdp_0": _distinct(list(_model(index, ("model",))))}
         if index.optimizer is not None:
             made["optimizer_0"] = _distinct(list(_nested(index.optimizer, "optimizer")))
         return made
-    return {"": _distinct([*_model(index, ("model",)), *_nested(index.optimizer, "optim")])}
+    leaves = [*_model(index, ("model",)), *_nested(index.optimizer, "optim"), *_extras(index)]
+    return {"": _distinct(leaves)}
+
+
+def homeless_extras(index: Index, style: KeyStyle) -> list[tuple[object, ...]]:
+    """The paths of values beside model and optimizer that `style` has no place for."""
+    return list(index.extras) if style == "accelerate" else []
+
+
+def _extras(index: Index) -> Iterator[Named]:
+    """What is beside model and optimizer, where it was."""
+    for path, value in index.extras.items():
+        yield from _leaves(path, value)
 
 
 def _model(index: Index, root: Path) -> Iterator[Named]:

@@ -18,7 +18,7 @@ from fsdp_migrate.checkpoint.index import Index
 from fsdp_migrate.checkpoint.plan import Carried, Literal, OutputFile, Plan
 from fsdp_migrate.checkpoint.tensors import Block, Item, Piece, Shape, Tensor, boxes_of_run
 from fsdp_migrate.checkpoint.writers.dcp import DataFile, empty_chunk, with_filled_options
-from fsdp_migrate.checkpoint.writers.dcp_keys import Named, directories
+from fsdp_migrate.checkpoint.writers.dcp_keys import Named, directories, homeless_extras
 from fsdp_migrate.checkpoint.writers.dcp_metadata import (
     Entry,
     StoredChunk,
@@ -88,7 +88,11 @@ def plan(index: Index, options: TargetOptions) -> Plan:
         files.append(OutputFile(path, len(content), (Literal(0, content),)))
         for source, name in linked.names.items():
             carried.append(Carried(PurePosixPath(folder, name), source, link=not options.copy))
-    return Plan(tuple(files), tuple(carried), notes=(*notes, *extras_note(index)))
+    return Plan(
+        tuple(files),
+        tuple(carried),
+        notes=(*notes, *extras_note(homeless_extras(index, options.keys))),
+    )
 
 
 @dataclass(slots=True)

@@ -72,15 +72,25 @@ class Mesh:
         inner = self.rank % shards
         return (inner,) if len(self.shape) == 1 else (self.rank // shards, inner)
 
-    def groups(self) -> list[tuple[str, list[int]]]:
-        """This rank's process group along each dimension: its name and its ranks."""
-        if len(self.shape) == 1:
-            return [("0", list(range(self.shape[0])))]  # the default group itself
-        replicas, shards = self.shape
-        row, column = self.coordinate
-        outer = [column + shards * number for number in range(replicas)]
-        inner = [row * shards + number for number in range(shards)]
-        return [(str(1 + column), outer), (str(1 + shards + row), inner)]
+    def groups(self, form: Generation) -> list[tuple[str, list[int]]]:
+        """
+        This rank's process group along each dimension: its name and its ranks.
+
+        A dimension of all ranks is the default group "0" (up to 2.9 only that of a 1-D mesh); for
+        others a job makes all groups in turn and counts them from 1.
+        """
+        world, made, groups = prod(self.shape), 1, []
+        for dim, size in enumerate(self.shape):
+            stride = prod(self.shape[dim + 1 :])
+            number = self.rank // (size * stride) * stride + self.rank % stride
+            first = self.rank - self.coordinate[dim] * stride
+            members = [first + stride * step for step in range(size)]
+            if size == world and (form != "2.6" or len(self.shape) == 1):
+                groups.append(("0", members))
+                continue
+            groups.append((str(made + number), members))
+            made += world // size
+        return groups
 
 
 class DTensors:
@@ -117,7 +127,7 @@ def _mesh(mesh: Mesh, form: Generation, storages: Storages) -> Instance:
     ranks = struct.pack(f"<{world}i", *range(world))
     flat = tuple(range(world))
     names = mesh.names or None
-    groups = mesh.groups()
+    groups = mesh.groups(form)
     if form == "2.6":
         state: dict[str, object] = {
             "device_type": mesh.device_type,
@@ -152,7 +162,8 @@ def _layout(shape: Shape, form: Generation) -> Instance:
     if form == "2.10":
         return Instance(_LAYOUT, (), {"shape": shape, "stride": strides})
     axes = tuple(
-        Instance(_AXIS, (), {"shape": (size,), "stride": (stride,)})
+        # A side of 1 is an empty layout, or the meshes would not be equal.
+        Instance(_AXIS, (), {"shape": (size,) * (size > 1), "stride": (stride,) * (size > 1)})
         for size, stride in zip(shape, strides, strict=True)
     )
     return Instance(_LAYOUT, (), {"axes": axes})

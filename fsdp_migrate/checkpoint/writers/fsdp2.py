@@ -51,7 +51,7 @@ def plan(index: Index, options: TargetOptions) -> Plan:
             parts, size = parts_of(dumps(content), storages.payloads, stem)
             files.append(OutputFile(PurePosixPath(f"{stem}.pt"), size, tuple(parts)))
     notes = (*decision.notes, _mesh_note(mesh_of(options, 0), form), *_optimizer_notes(index))
-    return Plan(tuple(files), notes=(*notes, *extras_note(index)))
+    return Plan(tuple(files), notes=(*notes, *extras_note(index.extras)))
 
 
 def mesh_of(options: TargetOptions, rank: int) -> Mesh:

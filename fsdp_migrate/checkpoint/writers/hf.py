@@ -60,7 +60,7 @@ def plan(index: Index, options: TargetOptions) -> Plan:
             *ties.notes,
             *config.notes,
             *_optimizer_note(index),
-            *extras_note(index),
+            *extras_note(index.extras),
         ),
     )
 

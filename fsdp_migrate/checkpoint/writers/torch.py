@@ -9,7 +9,9 @@ Tied parameters share a storage, as `torch.save(model.state_dict())` has it.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import PurePosixPath
+from typing import Any
 
 from fsdp_migrate.checkpoint.index import Index, Optimizer
 from fsdp_migrate.checkpoint.plan import OutputFile, Plan
@@ -35,17 +37,31 @@ def plan(index: Index, options: TargetOptions) -> Plan:
     if index.optimizer is not None:
         content["optim"] = _optimizer(index.optimizer, storages)
         notes += plain_step_note(index.optimizer)
+    left_out = _add_extras(index, content, storages)
     parts, size = parts_of(dumps(content), storages.payloads)
     file = OutputFile(PurePosixPath("checkpoint.pt"), size, tuple(parts))
-    return Plan((file,), single_file=True, notes=(*notes, *extras_note(index)))
+    return Plan((file,), single_file=True, notes=(*notes, *extras_note(left_out)))
 
 
-def extras_note(index: Index) -> tuple[str, ...]:
-    """What lay beside model and optimizer and is not written."""
-    if not index.extras:
-        return ()
-    names = sorted({path.partition(".")[0] for path in index.extras})
-    return (f"left out (neither model nor optimizer): {', '.join(names)}",)
+def extras_note(paths: Iterable[tuple[Any, ...]]) -> tuple[str, ...]:
+    """What lay beside model and optimizer and has no place in the target."""
+    names = dict.fromkeys(str(path[0]) for path in paths)
+    return (f"left out (neither model nor optimizer): {', '.join(names)}",) if names else ()
+
+
+def _add_extras(index: Index, content: dict[str, object], storages: Storages) -> list[Any]:
+    """Put what is beside model and optimizer where it was; returns the paths that have no place."""
+    left_out = []
+    for path, value in index.extras.items():
+        place: Any = content
+        for key in path[:-1]:
+            place = place.setdefault(key, {}) if type(place) is dict else None
+        # A list that was taken apart because of the tensors in it is not put together again.
+        if type(place) is not dict or path[-1] in place or not all(type(k) is str for k in path):
+            left_out.append(path)
+        else:
+            place[path[-1]] = storages.value(value)
+    return left_out
 
 
 def _model(index: Index, decision: Decision, storages: Storages) -> OrderedDict[str, Call]:

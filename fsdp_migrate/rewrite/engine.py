@@ -1,0 +1,90 @@
+"""
+Source text in, rewritten text and sites out, for one module.
+
+Three passes: collect (names, scopes, FSDP1 uses), decide (each rule asks for edits and accounts
+for uses), apply (all edits at once, imports last). Nothing is executed.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import libcst as cst
+
+from fsdp_migrate.errors import Corrupt
+from fsdp_migrate.rewrite.dead import drop_dead
+from fsdp_migrate.rewrite.file import File, Parsed
+from fsdp_migrate.rewrite.imports import Kept, references, settle
+from fsdp_migrate.rewrite.names import Names
+from fsdp_migrate.rewrite.options import Options
+from fsdp_migrate.rewrite.project import Project, package_of
+from fsdp_migrate.rewrite.report import Result
+from fsdp_migrate.rewrite.rules import ARGUMENT_RULES, RULES
+from fsdp_migrate.rewrite.tree import Tree
+
+_INTERESTING = re.compile(
+    r"fsdp|FullyShardedDataParallel|\.clip_grad_norm_\(|\.no_sync\b|apply_activation_checkpointing",
+    re.IGNORECASE,
+)
+
+
+def interesting(text: str) -> bool:
+    """Whether a file may hold anything to do; decided on its text, before it is parsed."""
+    return _INTERESTING.search(text) is not None
+
+
+def parse(text: str, path: str) -> Parsed:
+    """Raises Corrupt when the text is not Python."""
+    try:
+        module = cst.parse_module(text)
+    except (cst.ParserSyntaxError, UnicodeError, RecursionError) as error:
+        raise Corrupt(f"{path}: is not valid Python: {_where(error)}") from None
+    tree = Tree(module)
+    return Parsed(path, text, tree, Names(tree, package_of(Path(path))))
+
+
+def rewrite_source(
+    text: str,
+    options: Options | None = None,
+    *,
+    path: str = "<source>",
+    project: Project | None = None,
+) -> Result:
+    """Rewrite one module's text. Raises Corrupt when it does not parse."""
+    if not interesting(text):
+        return Result(path, text, text)
+    return rewrite(parse(text, path), options or Options(), project or Project())
+
+
+def rewrite(parsed: Parsed, options: Options, project: Project) -> Result:
+    file = File(parsed, options, project)
+    file.argument_rules = ARGUMENT_RULES
+    for rule in RULES:
+        if file.dual or file.skips.whole_file:
+            break
+        if options.wants(rule.name) and (options.unsafe or not rule.unsafe):
+            file.rule = rule.name
+            if rule.sweeps:
+                drop_dead(file)
+            rule().decide(file)
+    if file.skips.whole_file:
+        file.skip_all()
+    return Result(parsed.path, parsed.text, _apply(file), file.sites)
+
+
+def _apply(file: File) -> str:
+    if not file.edits:
+        return file.tree.module.code
+    before = references(file.tree, file.names)
+    module = file.edits.apply()
+    kept = Kept(file.path, file.project.exported(file.path))
+    after = settle(module, file.needs, before, kept).code
+    cst.parse_module(after)  # what is written must be Python
+    return after
+
+
+def _where(error: Exception) -> str:
+    if isinstance(error, cst.ParserSyntaxError):
+        return f"line {error.raw_line}: {error.message.splitlines()[0]}"
+    return str(error)

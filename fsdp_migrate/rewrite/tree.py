@@ -1,0 +1,160 @@
+"""
+A parsed module with what libcst leaves to metadata: parents, statements, scopes, lines.
+
+One plain walk in document order computes all of it; libcst's own scope metadata costs ten times
+as much, and whitespace nodes are of no interest here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TypeVar
+
+import libcst as cst
+from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
+
+Node = TypeVar("Node", bound=cst.CSTNode)
+Function = cst.FunctionDef | cst.Lambda
+SCOPES = (
+    cst.FunctionDef,
+    cst.ClassDef,
+    cst.Lambda,
+    cst.ListComp,
+    cst.SetComp,
+    cst.DictComp,
+    cst.GeneratorExp,
+)
+_WHITESPACE = {
+    "leading_lines",
+    "lines_after_decorators",
+    "lpar",
+    "rpar",
+    "lbrace",
+    "rbrace",
+    "lbracket",
+    "rbracket",
+    "comma",
+    "semicolon",
+    "header",
+    "footer",
+    "trailing_whitespace",
+    "dot",
+    "colon",
+    "equal",
+}
+_fields: dict[type, tuple[str, ...]] = {}
+
+
+def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """The meaningful children of `node` in document order, without whitespace."""
+    kind = type(node)
+    if kind not in _fields:
+        _fields[kind] = tuple(
+            field.name
+            for field in dataclasses.fields(kind)
+            if not field.name.startswith("whitespace") and field.name not in _WHITESPACE
+        )
+    for name in _ordered(node, _fields[kind]):
+        value = getattr(node, name)
+        if isinstance(value, cst.CSTNode):
+            yield value
+        elif value.__class__ in (list, tuple):
+            yield from (item for item in value if isinstance(item, cst.CSTNode))
+
+
+def _ordered(node: cst.CSTNode, names: tuple[str, ...]) -> tuple[str, ...]:
+    # Decorators stand before what they decorate, yet come late in libcst's field order.
+    if isinstance(node, cst.FunctionDef | cst.ClassDef):
+        return ("decorators", *(name for name in names if name != "decorators"))
+    return names
+
+
+def walk(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """`root` and all below it, in document order, at any depth."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(reversed(list(children(node))))
+
+
+class Tree:
+    """`module` must not hold one node twice; what libcst parses never does."""
+
+    def __init__(self, module: cst.Module) -> None:
+        self.module = module
+        self.parents: dict[int, cst.CSTNode] = {}
+        self.nodes: list[cst.CSTNode] = []
+        self.order: dict[int, int] = {}
+        stack: list[cst.CSTNode] = [module]
+        while stack:
+            node = stack.pop()
+            self.order[id(node)] = len(self.nodes)
+            self.nodes.append(node)
+            below = list(children(node))
+            for child in below:
+                self.parents[id(child)] = node
+            stack.extend(reversed(below))
+
+    def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
+        return self.parents.get(id(node))
+
+    def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        above = self.parent(node)
+        while above is not None:
+            yield above
+            above = self.parent(above)
+
+    def nearest(self, node: cst.CSTNode, kind: type[Node] | tuple[type[Node], ...]) -> Node | None:
+        """The closest node above `node` of one of these types."""
+        return next((above for above in self.ancestors(node) if isinstance(above, kind)), None)
+
+    def all(self, kind: type[Node] | tuple[type[Node], ...]) -> list[Node]:
+        return [node for node in self.nodes if isinstance(node, kind)]
+
+    def statement(self, node: cst.CSTNode) -> cst.CSTNode:
+        """The small or compound statement that `node` is, or stands in."""
+        for candidate in (node, *self.ancestors(node)):
+            if isinstance(candidate, cst.BaseSmallStatement | cst.BaseCompoundStatement):
+                return candidate
+        raise AssertionError("only the module itself stands in no statement")
+
+    def block(self, statement: cst.CSTNode) -> list[cst.CSTNode]:
+        """The statements that run one after the other with `statement`, itself included."""
+        holder = self.parent(statement)
+        if isinstance(holder, cst.SimpleStatementLine):
+            holder = self.parent(holder)
+        if isinstance(holder, cst.SimpleStatementSuite):
+            return list(holder.body)
+        if not isinstance(holder, cst.Module | cst.IndentedBlock):
+            return [statement]  # an `elif` stands in its `if`
+        found: list[cst.CSTNode] = []
+        for item in holder.body:
+            found.extend(item.body if isinstance(item, cst.SimpleStatementLine) else [item])
+        return found
+
+    def function(self, node: cst.CSTNode) -> cst.FunctionDef | None:
+        return self.nearest(node, cst.FunctionDef)
+
+    def before(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+        return self.order[id(one)] < self.order[id(other)]
+
+    def inside(self, node: cst.CSTNode, holder: cst.CSTNode) -> bool:
+        return node is holder or any(above is holder for above in self.ancestors(node))
+
+    @cached_property
+    def _positions(self) -> dict[cst.CSTNode, CodeRange]:
+        wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
+        return dict(wrapper.resolve(PositionProvider))
+
+    def line(self, node: cst.CSTNode) -> int:
+        return self._positions[node].start.line
+
+    def last_line(self, node: cst.CSTNode) -> int:
+        return self._positions[node].end.line
+
+    def code(self, node: cst.CSTNode) -> str:
+        """The source of `node` alone, without comments that lead it."""
+        return self.module.code_for_node(node).strip()

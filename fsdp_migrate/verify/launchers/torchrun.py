@@ -1,0 +1,66 @@
+"""
+torchrun: one agent on this node, or one on each of several (c10d rendezvous).
+
+With several nodes the same command is given on each of them; RDZV_ENDPOINT names the first.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsdp_migrate.errors import Unsupported
+from fsdp_migrate.verify.processes import last_lines, run_group
+from fsdp_migrate.verify.trial import Job
+
+
+@dataclass(frozen=True)
+class Torchrun:
+    """`endpoint` (host:port of the first node) is needed with several nodes only."""
+
+    endpoint: str | None = None
+    run_id: str = "fsdp-migrate"
+    name: str = "torchrun"
+
+    def command(self, job: Job, *, python: str = sys.executable) -> list[str]:
+        meeting = self.endpoint or "localhost:0"
+        return [
+            python,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={job.nnodes}",
+            f"--nproc-per-node={job.nproc_per_node}",
+            "--max-restarts=0",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={meeting}",
+            f"--rdzv-id={self.run_id}",
+            "-m",
+            "fsdp_migrate.verify.worker",
+            str(job.file),
+        ]
+
+    def script(self, job: Job) -> str:
+        lines = ["#!/usr/bin/env bash", "set -euo pipefail"]
+        if job.nnodes > 1:
+            lines.append("# Run this on every node; the endpoint is a free port of the first one.")
+        return "\n".join([*lines, shlex.join(self.command(job, python="python")), ""])
+
+    def run(self, job: Job) -> None:
+        log = job.folder / "torchrun.log"
+        code = run_group(self.command(job), environment(), log)
+        if code:
+            raise Unsupported(
+                f"torchrun could not run the ranks (exit code {code}); log: {log}\n"
+                f"{last_lines(log)}"
+            )
+
+
+def environment() -> dict[str, str]:
+    """The ranks find this package even where it is not installed, and share the cores."""
+    package = Path(__file__).parents[3]
+    paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+    defaults = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return {**defaults, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
