@@ -12,17 +12,18 @@ import multiprocessing
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fsdp_migrate.errors import SourceError
-from fsdp_migrate.rewrite.engine import interesting, parse, rewrite
-from fsdp_migrate.rewrite.facts import collect
+from fsdp_migrate.rewrite.engine import decide_wraps, interesting, parse, rewrite
+from fsdp_migrate.rewrite.facts import collect, of_text
 from fsdp_migrate.rewrite.file import File, Parsed
 from fsdp_migrate.rewrite.options import Options
 from fsdp_migrate.rewrite.project import Facts, Project
-from fsdp_migrate.rewrite.report import Result
+from fsdp_migrate.rewrite.report import Result, Site
 from fsdp_migrate.rewrite.source import Source
 
 _NOT_SOURCE = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
@@ -59,7 +60,7 @@ def python_files(paths: Iterable[Path | str]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(path.rglob("*.py"))
+            inside = sorted([*path.rglob("*.py"), *path.rglob("*.ipynb")])
             found.update(dict.fromkeys(file for file in inside if not _is_hidden(file, path)))
         elif path.exists():
             found[path] = None
@@ -103,6 +104,7 @@ class Share:
         self.parsed: dict[str, Parsed] = {}
         self.done: dict[str, Result] = {}
         self.paths = paths
+        self.plain: list[Facts] = []  # of files with nothing to rewrite
         self._facts: list[Facts] = []
         for path in paths:
             self._read(path)
@@ -111,10 +113,13 @@ class Share:
         text = ""
         try:
             text = Source.read(Path(path)).text
-            if interesting(text):
+            if path.endswith(".ipynb"):
+                self.done[path] = _notebook(path, text)
+            elif interesting(text):
                 self.parsed[path] = parse(text, path)
             else:
                 self.done[path] = Result(path, text, text)
+                self.plain.append(of_text(path, text))
         except SourceError as error:
             self.done[path] = Result(path, text, text, error=str(error))
 
@@ -124,12 +129,14 @@ class Share:
                 if path not in self.done:
                     self.done[path] = self._guarded(parsed, project)
             return
-        self._facts = []
+        self._facts = list(self.plain)
         for path, parsed in self.parsed.items():
             if path in self.done:
                 continue
             try:
-                self._facts.append(collect(File(parsed, self.options, project)))
+                facts = collect(File(parsed, self.options, project))
+                wrapped, left = decide_wraps(parsed, self.options, project)
+                self._facts.append(replace(facts, wrapped=wrapped, left=left))
             except Exception as error:
                 self.done[path] = _failed(parsed, error)
 
@@ -144,6 +151,14 @@ class Share:
 
     def results(self) -> list[Result]:
         return [self.done[path] for path in self.paths]
+
+
+def _notebook(path: str, text: str) -> Result:
+    """Notebooks are left; one that names FSDP is in the report."""
+    if not interesting(text):
+        return Result(path, text, text)
+    message = "notebooks are not rewritten: export it as a script, or rewrite its cells by hand"
+    return Result(path, text, text, (Site(path, 1, "notebook", "skipped", "notebook", message),))
 
 
 def _failed(parsed: Parsed, error: Exception) -> Result:
