@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fsdp_migrate.errors import SourceError
+from fsdp_migrate.rewrite import configs
 from fsdp_migrate.rewrite.engine import interesting, parse, rewrite
 from fsdp_migrate.rewrite.facts import collect
 from fsdp_migrate.rewrite.file import File, Parsed
@@ -26,6 +27,7 @@ from fsdp_migrate.rewrite.report import Result
 from fsdp_migrate.rewrite.source import Source
 
 _NOT_SOURCE = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
+_SUFFIXES = frozenset({".py", *configs.SUFFIXES})
 _STACK = 512 * 1024 * 1024
 _RECURSION = 100_000
 Answer = TypeVar("Answer")
@@ -35,13 +37,14 @@ def rewrite_files(
     paths: Iterable[Path | str], options: Options | None = None
 ) -> tuple[Result, ...]:
     """
-    Rewrite files and the Python files of folders, knowing of one another. Writes nothing.
+    Rewrite files and the source and configuration files of folders, knowing of one another.
+    Writes nothing.
 
     A file that cannot be read or parsed is a result with an `error`; the others go on. Raises
     SourceError for a path that does not exist.
     """
     options = options or Options()
-    files = [str(path) for path in python_files(paths)]
+    files = [str(path) for path in source_files(paths)]
     jobs = max(1, min(options.jobs, len(files)))
     shares = [files[start::jobs] for start in range(jobs)]
     if jobs == 1:
@@ -54,12 +57,12 @@ def rewrite_files(
             worker.close()
 
 
-def python_files(paths: Iterable[Path | str]) -> list[Path]:
+def source_files(paths: Iterable[Path | str]) -> list[Path]:
     """The files to look at, each once, in a stable order."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(path.rglob("*.py"))
+            inside = sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES)
             found.update(dict.fromkeys(file for file in inside if not _is_hidden(file, path)))
         elif path.exists():
             found[path] = None
@@ -111,7 +114,9 @@ class Share:
         text = ""
         try:
             text = Source.read(Path(path)).text
-            if interesting(text):
+            if Path(path).suffix in configs.SUFFIXES:
+                self.done[path] = configs.rewrite(path, text, self.options)
+            elif interesting(text):
                 self.parsed[path] = parse(text, path)
             else:
                 self.done[path] = Result(path, text, text)
@@ -135,7 +140,7 @@ class Share:
 
     def _guarded(self, parsed: Parsed, project: Project) -> Result:
         try:
-            return rewrite(parsed, self.options, project)
+            return configs.beside(rewrite(parsed, self.options, project), self.options)
         except Exception as error:  # a bug of ours must not stop the other files
             return _failed(parsed, error)
 
