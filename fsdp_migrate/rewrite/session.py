@@ -18,15 +18,17 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fsdp_migrate.errors import SourceError
+from fsdp_migrate.rewrite import configs
 from fsdp_migrate.rewrite.engine import decide_wraps, interesting, parse, rewrite
 from fsdp_migrate.rewrite.facts import collect, of_text
 from fsdp_migrate.rewrite.file import File, Parsed
 from fsdp_migrate.rewrite.options import Options
 from fsdp_migrate.rewrite.project import Facts, Project
-from fsdp_migrate.rewrite.report import Result, Site
+from fsdp_migrate.rewrite.report import Result
 from fsdp_migrate.rewrite.source import Source
 
 _NOT_SOURCE = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
+_SUFFIXES = frozenset({".py", *configs.SUFFIXES})
 _STACK = 512 * 1024 * 1024
 _RECURSION = 100_000
 Answer = TypeVar("Answer")
@@ -36,13 +38,14 @@ def rewrite_files(
     paths: Iterable[Path | str], options: Options | None = None
 ) -> tuple[Result, ...]:
     """
-    Rewrite files and the Python files of folders, knowing of one another. Writes nothing.
+    Rewrite files and the source and configuration files of folders, knowing of one another.
+    Writes nothing.
 
     A file that cannot be read or parsed is a result with an `error`; the others go on. Raises
     SourceError for a path that does not exist.
     """
     options = options or Options()
-    files = [str(path) for path in python_files(paths)]
+    files = [str(path) for path in source_files(paths)]
     jobs = max(1, min(options.jobs, len(files)))
     shares = [files[start::jobs] for start in range(jobs)]
     if jobs == 1:
@@ -55,12 +58,12 @@ def rewrite_files(
             worker.close()
 
 
-def python_files(paths: Iterable[Path | str]) -> list[Path]:
+def source_files(paths: Iterable[Path | str]) -> list[Path]:
     """The files to look at, each once, in a stable order."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted([*path.rglob("*.py"), *path.rglob("*.ipynb")])
+            inside = sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES)
             found.update(dict.fromkeys(file for file in inside if not _is_hidden(file, path)))
         elif path.exists():
             found[path] = None
@@ -113,8 +116,8 @@ class Share:
         text = ""
         try:
             text = Source.read(Path(path)).text
-            if path.endswith(".ipynb"):
-                self.done[path] = _notebook(path, text)
+            if Path(path).suffix in configs.SUFFIXES:
+                self.done[path] = configs.rewrite(path, text, self.options)
             elif interesting(text):
                 self.parsed[path] = parse(text, path)
             else:
@@ -142,7 +145,7 @@ class Share:
 
     def _guarded(self, parsed: Parsed, project: Project) -> Result:
         try:
-            return rewrite(parsed, self.options, project)
+            return configs.beside(rewrite(parsed, self.options, project), self.options)
         except Exception as error:  # a bug of ours must not stop the other files
             return _failed(parsed, error)
 
@@ -151,14 +154,6 @@ class Share:
 
     def results(self) -> list[Result]:
         return [self.done[path] for path in self.paths]
-
-
-def _notebook(path: str, text: str) -> Result:
-    """Notebooks are left; one that names FSDP is in the report."""
-    if not interesting(text):
-        return Result(path, text, text)
-    message = "notebooks are not rewritten: export it as a script, or rewrite its cells by hand"
-    return Result(path, text, text, (Site(path, 1, "notebook", "skipped", "notebook", message),))
 
 
 def _failed(parsed: Parsed, error: Exception) -> Result:

@@ -1,0 +1,6 @@
+"""What every rank imports, loaded once in the process that ranks are forked from."""
+
+import torch.distributed.checkpoint.state_dict
+import torch.distributed.fsdp
+import torch.distributed.tensor
+import torch.utils.data  # noqa: F401
