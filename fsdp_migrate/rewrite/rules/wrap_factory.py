@@ -81,11 +81,15 @@ class WrapFactory(Rule):
 
     @staticmethod
     def _attempt(file: File, use: Use, call: cst.Call, decide: Decide) -> None:
+        before = file.copy_state()
         try:
             message = decide(file, call)
         except Undecided as reason:
+            file.restore(before)
             file.todo(use.node, use.api, str(reason))
             file.cover_below(call)
+            file.left.append(call)
+            file.keep_values(call)
             return
         file.rewritten(use.node, use.api, message)
 
