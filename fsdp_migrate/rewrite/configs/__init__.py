@@ -18,7 +18,6 @@ from fsdp_migrate.rewrite.configs import (
     arguments,
     axolotl,
     lightning,
-    notebook,
     shell,
     torchtitan,
     transformers,
@@ -43,10 +42,9 @@ RULES: dict[str, ModuleType] = {
         unknown,
         shell,
         lightning,
-        notebook,
     )
 }
-SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".ipynb", *shell.SUFFIXES)
+SUFFIXES = (".yaml", ".yml", ".json", ".toml", *shell.SUFFIXES)
 
 
 def rewrite(path: str, text: str, options: Options) -> Result:
@@ -77,8 +75,6 @@ def _rewrite(path: str, text: str, options: Options) -> tuple[str, list[Site]]:
     suffix = PurePath(path).suffix
     if suffix in shell.SUFFIXES:
         return text, shell.sites(text, path) if options.wants(shell.RULE) else []
-    if suffix == ".ipynb":
-        return text, notebook.sites(text, path) if options.wants(notebook.RULE) else []
     if suffix == ".toml":
         wanted = options.wants(torchtitan.RULE)
         return (torchtitan.rewrite(text, path) if wanted else None) or (text, [])
