@@ -23,6 +23,7 @@ class Torchrun:
 
     endpoint: str | None = None
     run_id: str = "fsdp-migrate"
+    wait: int = 120  # seconds that nodes may take to meet
     name: str = "torchrun"
 
     def command(self, job: Job, *, python: str = sys.executable) -> list[str]:
@@ -37,6 +38,7 @@ class Torchrun:
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={meeting}",
             f"--rdzv-id={self.run_id}",
+            f"--rdzv-conf=join_timeout={self.wait},timeout={self.wait}",
             "-m",
             "fsdp_migrate.verify.worker",
             str(job.file),
