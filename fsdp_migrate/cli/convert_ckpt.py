@@ -148,9 +148,9 @@ def convert_ckpt(
                 ranks=ranks,
                 mesh=_mesh(mesh),
                 mesh_dim_names=_mesh_names(mesh_names),
-                device_type=device_type,
                 keys=keys,  # type: ignore[arg-type]
                 target_torch=target_torch,
+                device_type=device_type,
                 max_shard_size=parse_size(max_shard_size),
                 sidecars=files,
                 hf_config=config,
