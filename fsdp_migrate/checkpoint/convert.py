@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from fsdp_migrate.checkpoint import manifest, proof
 from fsdp_migrate.checkpoint.contents import shown
@@ -194,12 +194,24 @@ def _model_pairs(index: Index, written: Index) -> Iterator[Pair]:
 
 def _extra_pairs(index: Index, written: Index) -> Iterator[Pair]:
     """What stands beside model and optimizer, where the target has a place for it."""
-    for path, value in written.extras.items():
-        original = index.extras.get(path)
+    originals = dict(_taken_apart(index.extras.items()))
+    for path, value in _taken_apart(written.extras.items()):
+        original = originals.get(path)
         if isinstance(value, Tensor) and isinstance(original, Tensor):
             yield Pair(shown(path), original, value)
         elif original != value:
             raise TargetError(f"{shown(path)} was not written as it is")
+
+
+def _taken_apart(
+    values: Iterable[tuple[tuple[Any, ...], object]],
+) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Dicts entry by entry: what DCP before 2.4 kept as one blob is written as many values."""
+    for path, value in values:
+        if isinstance(value, dict):
+            yield from _taken_apart(((*path, key), item) for key, item in value.items())
+        else:
+            yield tuple(map(str, path)), value
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
