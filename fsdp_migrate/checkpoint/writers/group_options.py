@@ -36,9 +36,14 @@ _KINDS = (
         {**_COMMON, "capturable": False, "fused": None, "decoupled_weight_decay": False},
     ),
     _Kind(
+        "NAdam",
+        frozenset({"lr", "betas", "eps", "weight_decay", "momentum_decay"}),
+        {**_COMMON, "capturable": False, "decoupled_weight_decay": False},
+    ),
+    _Kind(
         "SGD",
         frozenset({"lr", "momentum", "dampening", "weight_decay", "nesterov"}),
-        {**_COMMON, "fused": None},
+        {**_COMMON, "fused": False},
     ),
     _Kind(
         "Adagrad",
@@ -57,7 +62,15 @@ _KINDS = (
     ),
 )
 # Options that users and schedulers add to groups of any optimizer; they identify none.
-_ANYWHERE = {"initial_lr", "name", "max_lr", "min_lr", "max_momentum", "base_momentum", "lr_scale"}
+_ANYWHERE = {
+    "initial_lr",
+    "name",
+    "param_names",
+    "max_lr",
+    "min_lr",
+    "max_momentum",
+    "base_momentum",
+}
 
 
 def filled(optimizer: Optimizer) -> tuple[Optimizer, tuple[str, ...]]:
@@ -83,16 +96,19 @@ def filled(optimizer: Optimizer) -> tuple[Optimizer, tuple[str, ...]]:
     ]
     if unknown:
         notes.append(
-            "the optimizer is not one of torch's Adam, AdamW, SGD, Adagrad, RMSprop, Adadelta by "
-            "its options: no option was filled in; loading says which, if one is missing"
+            "by its options the optimizer is not one of torch's Adam, AdamW, NAdam, SGD, Adagrad, "
+            "RMSprop, Adadelta: no option was filled in; loading says which, if one is missing"
         )
     return replace(optimizer, groups=tuple(groups)), tuple(notes)
 
 
 def _kind(options: set[str]) -> _Kind | None:
-    """The one kind that has `options`; None if another optimizer's options are among them."""
+    """
+    The one kind that has `options`. Unknown ones beside them may be another optimizer's, unless
+    those are there that only torch's own have; None then.
+    """
     for kind in _KINDS:
         known = kind.options | set(kind.filled) | _ANYWHERE
-        if kind.options <= options <= known:
+        if kind.options <= options and (options <= known or set(_COMMON) <= options):
             return kind
     return None

@@ -42,6 +42,8 @@ def plan(index: Index, options: TargetOptions) -> Plan:
     ties = aliases_to_leave_out(index, options)
     dtypes = {name: decision.dtypes[name] for name in index.model if name not in ties.left_out}
     for name, dtype in dtypes.items():
+        if name == "__metadata__":
+            raise Unsupported("a tensor cannot be called __metadata__ in safetensors")
         if DTYPES[dtype].safetensors is None:
             raise Unsupported(f"{name}: safetensors has no name for torch.{dtype}")
     shards = _shards(index, dtypes, options.max_shard_size)
