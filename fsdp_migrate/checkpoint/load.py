@@ -20,6 +20,7 @@ from fsdp_migrate.checkpoint.contents import (
 )
 from fsdp_migrate.checkpoint.flat import FLAT_KEYS, flats_of, unflatten
 from fsdp_migrate.checkpoint.flat_layout import Evidence, Unit, writer_of
+from fsdp_migrate.checkpoint.garbage import no_collection
 from fsdp_migrate.checkpoint.gather import Gatherer
 from fsdp_migrate.checkpoint.index import Index, Optimizer, Role
 from fsdp_migrate.checkpoint.meta_model import from_factory, from_hf_config
@@ -39,7 +40,8 @@ class LoadOptions:
 
     `model`, `hf_config`, `layout`: where the layout of flat parameters comes from. The roots name
     one of several models or optimizers inside a file. `source_torch`: the version that wrote it,
-    wanted only where the file cannot tell and it matters.
+    wanted only where the file cannot tell and it matters. `optimizer_names`: the name of each id of
+    a numbered optimizer, where the caller knows them.
     """
 
     with_optimizer: bool = True
@@ -50,6 +52,7 @@ class LoadOptions:
     hf_config: Path | None = None
     layout: Path | None = None
     source_torch: str | None = None
+    optimizer_names: Mapping[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Loaded:
     layout: ModelLayout | None = None
 
 
+@no_collection()
 def load(
     path: Path,
     options: LoadOptions,
@@ -265,6 +269,7 @@ def _known(
         group_size=contents.group_size,
         writer=writer_of(contents.writer, options.source_torch),
         tensors=found.tensors or None,
+        names=options.optimizer_names,
     )
 
 

@@ -41,7 +41,8 @@ class Known:
     `layout`: its parameters. `prefixes`: the FSDP units ("" is the root), from the flat keys of
     LOCAL files or from `wrap_prefixes`; None if nothing tells. `ignored`: parameters that FSDP
     ignored. `group_size`: the ranks of a shard group; None if nothing tells. `tensors`: the model's
-    own values, where there are any, to find shared parameters by.
+    own values, where there are any, to find shared parameters by. `names`: each id's name, where
+    the caller knows it.
     """
 
     layout: ModelLayout
@@ -50,6 +51,7 @@ class Known:
     group_size: int | None = None
     writer: Writer = ANY_WRITER
     tensors: Mapping[str, Tensor] | None = None
+    names: Mapping[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ def name(trees: Sequence[RankTree], known: Known, read: Read) -> Named:
     fits.
     """
     raw = numbered(trees)
+    if known.names is not None:
+        raw = replace(raw, names=known.names)
     faults: list[str] = []
     for layout in _layouts(known, read):
         for lenient in (False, True):

@@ -60,6 +60,10 @@ def convert_ckpt(
     mesh: Annotated[
         str | None, typer.Option(metavar="RxS", help="fsdp2: HSDP mesh, replicas x shards.")
     ] = None,
+    device_type: Annotated[
+        str | None,
+        typer.Option(metavar="cuda|cpu", help="fsdp2: device of the mesh that will load it."),
+    ] = None,
     keys: Annotated[
         str, typer.Option(metavar="plain|accelerate|torchtitan", help="dcp: names of the keys.")
     ] = "plain",
@@ -135,6 +139,7 @@ def convert_ckpt(
                 mesh=_mesh(mesh),
                 keys=keys,  # type: ignore[arg-type]
                 target_torch=target_torch,
+                device_type=device_type,
                 max_shard_size=parse_size(max_shard_size),
                 sidecars=files,
                 hf_config=config,
