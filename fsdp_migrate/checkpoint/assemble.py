@@ -120,8 +120,8 @@ def _split_raw(
     trees: list[RankTree] = []
     raw: dict[KeyPath, list[RankTree]] = {}
     for entry in files:
-        found: list[KeyPath] = []
-        rest = _without_raw(entry.file.tree, (), entry.rank, raw, found)
+        rest = _without_raw(entry.file.tree, (), entry.rank, raw)
+        rest = {} if rest is None else rest
         trees.append(RankTree(entry.rank, rest))
     return trees, {path: tuple(items) for path, items in raw.items()}
 
@@ -131,7 +131,6 @@ def _without_raw(
     path: KeyPath,
     rank: int,
     raw: dict[KeyPath, list[RankTree]],
-    found: list[KeyPath],
 ) -> Any:
     if is_raw_optimizer(tree):
         raw.setdefault(path, []).append(RankTree(rank, tree))
@@ -140,14 +139,14 @@ def _without_raw(
         kept = {}
         for key, value in tree.items():
             if isinstance(value, dict | list):
-                value = _without_raw(value, (*path, key), rank, raw, found)
+                value = _without_raw(value, (*path, key), rank, raw)
                 if value is None:
                     continue
             kept[key] = value
         return kept
     if isinstance(tree, list) and any(is_raw_optimizer(item) for item in tree):
         for position, item in enumerate(tree):
-            _without_raw(item, (*path, position), rank, raw, found)
+            _without_raw(item, (*path, position), rank, raw)
         return None
     return tree
 

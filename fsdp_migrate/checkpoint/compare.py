@@ -44,12 +44,11 @@ def compare(a: Index, b: Index, progress: Progress = lambda _: None) -> Comparis
     both = [name for name in left if name in right and name not in structural]
     unequal: dict[str, Difference] = {}
 
-    def work(name: str) -> None:
-        with Gatherer() as gatherer:
-            one = digest(left[name], gatherer, left[name].dtype, progress)
-            other = digest(right[name], gatherer, right[name].dtype, progress)
-            if one != other:
-                unequal[name] = Difference(name, "value", _where(left[name], right[name], gatherer))
+    def work(name: str, gatherer: Gatherer) -> None:
+        one = digest(left[name], gatherer, left[name].dtype, progress)
+        other = digest(right[name], gatherer, right[name].dtype, progress)
+        if one != other:
+            unequal[name] = Difference(name, "value", _where(left[name], right[name], gatherer))
 
     each(work, sorted(both, key=lambda name: -left[name].nbytes))
     differences += [unequal[name] for name in both if name in unequal]

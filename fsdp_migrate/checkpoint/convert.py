@@ -13,6 +13,7 @@ from typing import TypeAlias
 from fsdp_migrate.checkpoint import manifest, proof
 from fsdp_migrate.checkpoint.contents import shown
 from fsdp_migrate.checkpoint.execute import check_space, execute, staged
+from fsdp_migrate.checkpoint.garbage import no_collection
 from fsdp_migrate.checkpoint.gather import Gatherer
 from fsdp_migrate.checkpoint.index import Index, Optimizer
 from fsdp_migrate.checkpoint.load import Loaded, LoadOptions, load
@@ -91,6 +92,7 @@ def writer(name: str) -> Writer:
     raise UsageError(f"--to {name}: choose one of {known}")
 
 
+@no_collection()
 def prepare(request: Request) -> Prepared:
     """Everything up to the plan. Reads no tensor's bytes but those that prove something."""
     chosen = writer(request.to)
@@ -162,7 +164,6 @@ def _prove(prepared: Prepared, staging: Path, stage: Stage) -> Proof:
     total = sum(pair.source.nbytes + pair.written.nbytes for pair in pairs)
     progress = stage("verifying", total)
     hashes = proof.prove(pairs, progress)
-    proof.check_records(pair.source for pair in pairs)
     return Proof(hashes, tuple(sorted(linked)))
 
 

@@ -30,7 +30,7 @@ from fsdp_migrate.errors import TargetError
 
 Progress: TypeAlias = Callable[[int], None]  # told of every few bytes that are done
 
-BUFFER = 1 << 20  # bytes; larger ones fall out of the cache and are slower
+BUFFER = 1 << 19  # bytes; larger ones fall out of the cache and are slower
 THREADS = min(4, os.cpu_count() or 1)
 _SPLIT = 64 << 20  # a longer copy is done by several threads
 _MARK = ".partial-"
@@ -142,7 +142,8 @@ class _Task:
 
 
 def _copy_all(outputs: list[_Output], progress: Progress) -> None:
-    tasks = sorted(_tasks(outputs), key=lambda task: task.start - task.stop)
+    # In the order of the files, so that a disk reads and writes in order too.
+    tasks = _tasks(outputs)
     crcs: dict[int, list[tuple[int, int, int]]] = {}
     lock, stopped = threading.Lock(), threading.Event()
 
@@ -155,9 +156,9 @@ def _copy_all(outputs: list[_Output], progress: Progress) -> None:
             buffer = memoryview(bytearray(BUFFER))
             while not stopped.is_set():
                 with lock:
-                    if not tasks:
-                        return
-                    task = tasks.pop(0)
+                    task = next(tasks, None)
+                if task is None:
+                    return
                 crc = _copy(task, gatherer, buffer, done, stopped)
                 if task.copy.crc_at:
                     with lock:
@@ -168,7 +169,7 @@ def _copy_all(outputs: list[_Output], progress: Progress) -> None:
             if isinstance(part, Literal):
                 _write(output.fd, memoryview(part.data), part.offset)
                 progress(len(part.data))
-    _run(worker, stopped)
+    in_threads(worker, stopped)
     for output in outputs:
         for copy in output.file.copies():
             if copy.crc_at:
@@ -177,7 +178,8 @@ def _copy_all(outputs: list[_Output], progress: Progress) -> None:
                     _write(output.fd, memoryview(value), offset)
 
 
-def _run(worker: Callable[[], None], stopped: threading.Event) -> None:
+def in_threads(worker: Callable[[], None], stopped: threading.Event) -> None:
+    """Run `worker` on a few threads; the first error, or an interrupt, sets `stopped`."""
     with ThreadPoolExecutor(THREADS) as pool:
         futures: list[Future[None]] = [pool.submit(worker) for _ in range(THREADS)]
         try:

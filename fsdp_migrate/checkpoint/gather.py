@@ -49,7 +49,7 @@ class Gatherer:
     def __init__(self) -> None:
         self._files: OrderedDict[Path, int] = OrderedDict()
         self._items: dict[Item, Stored] = {}
-        self._settled: tuple[Tensor, Tensor] | None = None
+        self._settled: tuple[Tensor, Tensor, bool] | None = None
 
     def __enter__(self) -> Gatherer:
         return self
@@ -83,7 +83,7 @@ class Gatherer:
             settled = Tensor(tensor.name, tensor.dtype, tensor.shape, pieces, tensor.origin)
         else:
             settled = tensor
-        self._settled = tensor, settled
+        self._settled = tensor, settled, settled.contiguous
         return settled
 
     def read(self, tensor: Tensor, start: int = 0, stop: int | None = None) -> bytes:
@@ -97,7 +97,8 @@ class Gatherer:
         """Fill `buffer` with elements [start, stop) in row-major order."""
         settled = self.settle(tensor)
         size = settled.type.bytes
-        if settled.contiguous:
+        assert self._settled is not None
+        if self._settled[2]:
             for run in settled.between(start, stop):
                 assert isinstance(run.store, Path)
                 low = (run.start - start) * size

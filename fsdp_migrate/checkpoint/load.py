@@ -20,6 +20,7 @@ from fsdp_migrate.checkpoint.contents import (
 )
 from fsdp_migrate.checkpoint.flat import FLAT_KEYS, flats_of, unflatten
 from fsdp_migrate.checkpoint.flat_layout import Evidence, Unit, writer_of
+from fsdp_migrate.checkpoint.garbage import no_collection
 from fsdp_migrate.checkpoint.gather import Gatherer
 from fsdp_migrate.checkpoint.index import Index, Optimizer, Role
 from fsdp_migrate.checkpoint.meta_model import from_factory, from_hf_config
@@ -63,6 +64,7 @@ class Loaded:
     layout: ModelLayout | None = None
 
 
+@no_collection()
 def load(
     path: Path,
     options: LoadOptions,

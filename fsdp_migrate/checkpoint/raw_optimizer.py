@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fsdp_migrate.checkpoint.contents import RankTree, Replica
@@ -90,9 +90,9 @@ def name(trees: Sequence[RankTree], known: Known, read: Read) -> Named:
             readings = list(_readings(raw, known, layout, lenient, read))
             fits = _fitting(raw, readings, faults)
             if len(fits) > 1:
-                raise OpenQuestion(_ambiguous(fits))
+                raise OpenQuestion(_ambiguous([reading for reading, _ in fits]))
             if fits:
-                return fits[0].named(raw, layout)
+                return _told(*fits[0], layout)
     raise Incomplete(_nothing_fits(raw, known, faults))
 
 
@@ -121,19 +121,18 @@ class _Reading:
             groups.append(Group(names, options))
         return Optimizer(state, tuple(groups))
 
-    def named(self, raw: Numbered, layout: ModelLayout) -> Named:
-        self.job.replicas.clear()
-        optimizer = self.optimizer(raw)
-        listed = {n for group in optimizer.groups for n in group.params}
-        without = [p.name for p in layout.distinct() if p.certain and p.name not in listed]
-        notes = [f"the optimizer's ids are {self.title}"]
-        if without:
-            notes.append(
-                f"{len(without)} parameters are not in the optimizer (frozen): "
-                f"{', '.join(without[:5])}{', ...' if len(without) > 5 else ''}"
-            )
-        replicas = sorted(self.job.replicas, key=lambda replica: replica.other.origin)
-        return Named(optimizer, tuple(replicas), tuple(notes))
+
+def _told(reading: _Reading, optimizer: Optimizer, layout: ModelLayout) -> Named:
+    listed = {n for group in optimizer.groups for n in group.params}
+    without = [p.name for p in layout.distinct() if p.certain and p.name not in listed]
+    notes = [f"the optimizer's ids are {reading.title}"]
+    if without:
+        notes.append(
+            f"{len(without)} parameters are not in the optimizer (frozen): "
+            f"{', '.join(without[:5])}{', ...' if len(without) > 5 else ''}"
+        )
+    replicas = sorted(reading.job.replicas, key=lambda replica: replica.other.origin)
+    return Named(optimizer, tuple(replicas), tuple(notes))
 
 
 def _layouts(known: Known, read: Read) -> Iterator[ModelLayout]:
@@ -154,7 +153,8 @@ def _readings(
         job = Job(raw.ranks[:size], raw.ranks[size:], known.writer, read)
         for title, slots in _slot_lists(layout, known, size):
             for found in _assigned(raw, slots, job, lenient):
-                yield _Reading(title, job, found)
+                # Its own list of replicas: another reading's are none of this one's.
+                yield _Reading(title, replace(job, replicas=[]), found)
 
 
 def _group_sizes(ranks: int, known: int | None) -> list[int]:
@@ -290,19 +290,20 @@ def _by_position(
             yield found
 
 
-def _fitting(raw: Numbered, readings: Sequence[_Reading], faults: list[str]) -> list[_Reading]:
-    """The readings that can be carried out and differ in what they give."""
-    fits: list[tuple[_Reading, object]] = []
+def _fitting(
+    raw: Numbered, readings: Sequence[_Reading], faults: list[str]
+) -> list[tuple[_Reading, Optimizer]]:
+    """The readings that can be carried out, with what they give, where that differs."""
+    fits: list[tuple[_Reading, Optimizer]] = []
     for reading in readings:
         try:
             optimizer = reading.optimizer(raw)
         except (Incomplete, Unsupported) as error:
             faults.append(str(error))
             continue
-        given = _given(optimizer)
-        if all(given != other for _, other in fits):
-            fits.append((reading, given))
-    return [reading for reading, _ in fits]
+        if len(readings) == 1 or all(_given(optimizer) != _given(other) for _, other in fits):
+            fits.append((reading, optimizer))
+    return fits
 
 
 def _given(optimizer: Optimizer) -> object:

@@ -308,12 +308,14 @@ def _replica(name: str, kept: RankValue, other: RankValue, job: Job) -> None:
 
 def piece_sizes(unit: Unit, world_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """How many elements of each parameter every rank of the group has."""
-    shard = -(-unit.numel // world_size)
+    shard = max(-(-unit.numel // world_size), 1)
     for placement in unit.placements:
-        yield (
-            placement.parameter.name,
-            tuple(
-                max(min(placement.stop, shard * (r + 1)) - max(placement.start, shard * r), 0)
-                for r in range(world_size)
-            ),
-        )
+        start, stop = placement.start, placement.stop
+        first, last = start // shard, -(-stop // shard)
+        inside = [
+            min(stop, shard * (rank + 1)) - max(start, shard * rank)
+            for rank in range(first, min(last, world_size))
+        ]
+        before = (0,) * min(first, world_size)
+        after = (0,) * (world_size - len(before) - len(inside))
+        yield placement.parameter.name, (*before, *inside, *after)

@@ -84,7 +84,7 @@ class Needs:
 
     def _spelled_out(self, module: str, name: str, at: cst.CSTNode) -> str | None:
         """`torch.distributed.fsdp.X` where the code itself writes the whole path."""
-        if module != api.HOME:
+        if module != api.HOME or at is self.tree.module:
             return None
         for node in walk(at):
             if isinstance(node, cst.Attribute) and self.names.qualified(node.value) == api.HOME:
@@ -107,7 +107,7 @@ class Needs:
 
     def _anchor(self, at: cst.CSTNode) -> int | None:
         """The import of FSDP1 that the code at `at` depends on; the innermost one around it."""
-        for node in walk(at):
+        for node in walk(at) if at is not self.tree.module else ():
             if isinstance(node, cst.Name):
                 for binding in self.names.lookup(node.value, node):
                     if binding.qualified and is_fsdp(binding.qualified):

@@ -12,20 +12,23 @@ import multiprocessing
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fsdp_migrate.errors import SourceError
-from fsdp_migrate.rewrite.engine import interesting, parse, rewrite
-from fsdp_migrate.rewrite.facts import collect
+from fsdp_migrate.rewrite import configs
+from fsdp_migrate.rewrite.engine import decide_wraps, interesting, parse, rewrite
+from fsdp_migrate.rewrite.facts import collect, of_text
 from fsdp_migrate.rewrite.file import File, Parsed
 from fsdp_migrate.rewrite.options import Options
 from fsdp_migrate.rewrite.project import Facts, Project
-from fsdp_migrate.rewrite.report import Result
+from fsdp_migrate.rewrite.report import Result, Site
 from fsdp_migrate.rewrite.source import Source
 
 _NOT_SOURCE = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
+_SUFFIXES = frozenset({".py", ".ipynb", *configs.SUFFIXES})
 _STACK = 512 * 1024 * 1024
 _RECURSION = 100_000
 Answer = TypeVar("Answer")
@@ -35,13 +38,14 @@ def rewrite_files(
     paths: Iterable[Path | str], options: Options | None = None
 ) -> tuple[Result, ...]:
     """
-    Rewrite files and the Python files of folders, knowing of one another. Writes nothing.
+    Rewrite files and the source and configuration files of folders, knowing of one another.
+    Writes nothing.
 
     A file that cannot be read or parsed is a result with an `error`; the others go on. Raises
     SourceError for a path that does not exist.
     """
     options = options or Options()
-    files = [str(path) for path in python_files(paths)]
+    files = [str(path) for path in source_files(paths)]
     jobs = max(1, min(options.jobs, len(files)))
     shares = [files[start::jobs] for start in range(jobs)]
     if jobs == 1:
@@ -54,12 +58,12 @@ def rewrite_files(
             worker.close()
 
 
-def python_files(paths: Iterable[Path | str]) -> list[Path]:
+def source_files(paths: Iterable[Path | str]) -> list[Path]:
     """The files to look at, each once, in a stable order."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(path.rglob("*.py"))
+            inside = sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES)
             found.update(dict.fromkeys(file for file in inside if not _is_hidden(file, path)))
         elif path.exists():
             found[path] = None
@@ -103,6 +107,7 @@ class Share:
         self.parsed: dict[str, Parsed] = {}
         self.done: dict[str, Result] = {}
         self.paths = paths
+        self.plain: list[Facts] = []  # of files with nothing to rewrite
         self._facts: list[Facts] = []
         for path in paths:
             self._read(path)
@@ -111,10 +116,15 @@ class Share:
         text = ""
         try:
             text = Source.read(Path(path)).text
-            if interesting(text):
+            if path.endswith(".ipynb"):
+                self.done[path] = _notebook(path, text)
+            elif Path(path).suffix in configs.SUFFIXES:
+                self.done[path] = configs.rewrite(path, text, self.options)
+            elif interesting(text):
                 self.parsed[path] = parse(text, path)
             else:
                 self.done[path] = Result(path, text, text)
+                self.plain.append(of_text(path, text))
         except SourceError as error:
             self.done[path] = Result(path, text, text, error=str(error))
 
@@ -124,18 +134,20 @@ class Share:
                 if path not in self.done:
                     self.done[path] = self._guarded(parsed, project)
             return
-        self._facts = []
+        self._facts = list(self.plain)
         for path, parsed in self.parsed.items():
             if path in self.done:
                 continue
             try:
-                self._facts.append(collect(File(parsed, self.options, project)))
+                facts = collect(File(parsed, self.options, project))
+                wrapped, left = decide_wraps(parsed, self.options, project)
+                self._facts.append(replace(facts, wrapped=wrapped, left=left))
             except Exception as error:
                 self.done[path] = _failed(parsed, error)
 
     def _guarded(self, parsed: Parsed, project: Project) -> Result:
         try:
-            return rewrite(parsed, self.options, project)
+            return configs.beside(rewrite(parsed, self.options, project), self.options)
         except Exception as error:  # a bug of ours must not stop the other files
             return _failed(parsed, error)
 
@@ -144,6 +156,14 @@ class Share:
 
     def results(self) -> list[Result]:
         return [self.done[path] for path in self.paths]
+
+
+def _notebook(path: str, text: str) -> Result:
+    """Notebooks are left; one that names FSDP is in the report."""
+    if not interesting(text):
+        return Result(path, text, text)
+    message = "notebooks are not rewritten: export it as a script, or rewrite its cells by hand"
+    return Result(path, text, text, (Site(path, 1, "notebook", "skipped", "notebook", message),))
 
 
 def _failed(parsed: Parsed, error: Exception) -> Result:

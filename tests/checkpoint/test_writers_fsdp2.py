@@ -69,6 +69,18 @@ def test_our_own_reader_reads_them(folder, name):
             assert torch.equal(values(index.optimizer.state[key][what]), value)
 
 
+@pytest.mark.parametrize("version", ["2.6", "2.10", "2.13"])
+@pytest.mark.parametrize("mesh", [(2, 2), (1, 3), (3, 1)])
+def test_our_own_reader_reads_every_form(tmp_path, version, mesh):
+    """All three forms of the DeviceMesh, sides of 1 too."""
+    value = torch.randn(7, 2)
+    index = Index({"w": store(tmp_path / "s", "w", value)}, roles={"w": "parameter"})
+    plan = writer.plan(index, TargetOptions(mesh=mesh, target_torch=version))
+    found = load(write(plan, tmp_path / "o"), LoadOptions()).index
+
+    assert torch.equal(values(found.model["w"]), value)
+
+
 @pytest.mark.parametrize("version", ["2.6.0", "2.10.1", "2.13.0"])
 def test_a_tie_shares_the_local_tensor(tmp_path, version):
     """Both names are there, as FSDP2's own state dict has them, over one storage."""

@@ -7,10 +7,8 @@ are opened only when bytes are wanted. Layouts of torch 1.13.1 to 2.15.0.
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from fsdp_migrate.checkpoint.dtypes import dtype as known_dtype
 from fsdp_migrate.checkpoint.gather import Gatherer
 from fsdp_migrate.checkpoint.index import Role
 from fsdp_migrate.checkpoint.pickles import Inert, TorchDType, Unpickler, decoding
-from fsdp_migrate.checkpoint.tensors import Item, Piece, Shape, Tensor, piece, row_major
+from fsdp_migrate.checkpoint.tensors import Extent, Item, Piece, Shape, Tensor, piece, row_major
 from fsdp_migrate.checkpoint.torch_file import read_item
 from fsdp_migrate.errors import Corrupt, Incomplete, SourceError, Unsupported
 
@@ -58,18 +56,6 @@ def _contents(folder: Path, metadata: Inert) -> Contents:
     return Contents(format="DCP", values=values, roles=roles, writer=_writer(metadata))
 
 
-@contextmanager
-def _no_gc() -> Iterator[None]:
-    """Millions of new objects, none of them garbage: collecting would double the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def _load(folder: Path) -> Inert:
     path = folder / METADATA
     try:
@@ -81,8 +67,7 @@ def _load(folder: Path) -> Inert:
         ) from None
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from None
-    with _no_gc():
-        metadata = Unpickler(data, path).load()
+    metadata = Unpickler(data, path).load()
     if not (isinstance(metadata, Inert) and metadata.qualified.endswith("metadata.Metadata")):
         raise Corrupt(f"{path}: not the metadata of a distributed checkpoint")
     if not isinstance(metadata.state, dict):
@@ -99,25 +84,25 @@ def _items(folder: Path, storage: Any) -> Mapping[str, dict[Shape | None, Item]]
     items: dict[str, dict[Shape | None, Item]] = defaultdict(dict)
     for index, info in storage.items():
         at, where = index.__dict__, info.__dict__
-        name = where["relative_path"]
+        name, key = where["relative_path"], at["fqn"]
         if name not in files:
             files[name], sizes[name] = _file(folder, name)
         if where.get("transform_descriptors"):
             raise Unsupported(
-                f"{folder}: {at['fqn']} is stored through {where['transform_descriptors']}; "
+                f"{folder}: {key} is stored through {where['transform_descriptors']}; "
                 "compressed items are not supported"
             )
         offset, length = where["offset"], where["length"]
         if sizes[name] >= 0 and offset + length > sizes[name]:
             raise Incomplete(
-                f"{files[name]}: has {sizes[name]} bytes, but {at['fqn']} is at byte {offset} to "
+                f"{files[name]}: has {sizes[name]} bytes, but {key} is at byte {offset} to "
                 f"{offset + length}: truncated"
             )
         place = at.get("offset")
-        known = items[at["fqn"]]
+        known = items[key]
         if place in known:
-            raise Incomplete(f"{folder}: {at['fqn']} has two items at {place}")
-        known[place] = Item(files[name], offset, length, at["fqn"])
+            raise Incomplete(f"{folder}: {key} has two items at {place}")
+        known[place] = Item(files[name], offset, length, key)
     return items
 
 
@@ -147,8 +132,10 @@ def _tensor(key: str, entry: Inert, items: Mapping[Shape | None, Item]) -> Tenso
         raise Corrupt(f"{key}: its dtype is not one of torch's")
     name = known_dtype(first.name).name
     pieces: list[Piece] = []
+    strides = row_major(size)
     for chunk in entry.field("chunks"):
-        offsets, sizes = tuple(chunk.__dict__["offsets"]), tuple(chunk.__dict__["sizes"])
+        box = chunk.__dict__
+        offsets, sizes = tuple(box["offsets"]), tuple(box["sizes"])
         if 0 in sizes:
             continue
         item = items.get(offsets)
@@ -156,7 +143,12 @@ def _tensor(key: str, entry: Inert, items: Mapping[Shape | None, Item]) -> Tenso
             item = items[None]
         if item is None:
             raise Incomplete(f"{key}: the metadata lists a chunk at {list(offsets)} without data")
-        pieces.append(piece(size, offsets, sizes, row_major(sizes), item, 0))
+        if size and sizes[1:] == size[1:] and not any(offsets[1:]):
+            # Whole rows, as nearly all of what may be millions of chunks: known to be one run.
+            start = offsets[0] * strides[0]
+            pieces.append(Extent(start, start + sizes[0] * strides[0], item, 0))
+        else:
+            pieces.append(piece(size, offsets, sizes, row_major(sizes), item, 0))
     return Tensor(key, name, size, tuple(pieces))
 
 

@@ -1,0 +1,90 @@
+"""
+Write the checkpoints that the benchmark converts: `make_source.py KIND FOLDER BYTES [RANKS]`.
+
+The files of every rank are written by torch itself, one rank after the other in this one process
+(torch's fake process group lets a process be any rank), of a Llama-like bfloat16 model filled with
+random bytes, so that nothing on the way can profit from zeros.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp._shard_utils import _create_chunk_sharded_tensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+VOCABULARY = 32_000
+
+
+def shapes(nbytes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a bfloat16 model of about `nbytes`; small ones for small sizes."""
+    hidden = 2048 if nbytes >= 1 << 29 else 64
+    vocabulary = VOCABULARY if hidden == 2048 else 500
+    inner = hidden * 11 // 4
+    layer = {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (hidden, hidden),
+        "self_attn.k_proj.weight": (hidden // 4, hidden),
+        "self_attn.v_proj.weight": (hidden // 4, hidden),
+        "self_attn.o_proj.weight": (hidden, hidden),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    elements = sum(torch.Size(shape).numel() for shape in layer.values())
+    ends = 2 * vocabulary * hidden + hidden
+    yield "model.embed_tokens.weight", (vocabulary, hidden)
+    for number in range(max((nbytes // 2 - ends) // elements, 1)):
+        for name, shape in layer.items():
+            yield f"model.layers.{number}.{name}", shape
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (vocabulary, hidden)
+
+
+def random(shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    count = torch.Size(shape).numel() * dtype.itemsize
+    words = torch.empty(-(-count // 8), dtype=torch.int64).random_()
+    return words.view(torch.uint8)[:count].view(dtype).view(shape)
+
+
+def sharded_tensor(shape: tuple[int, ...], rank: int, ranks: int) -> Any:
+    """What FSDP1 saves under SHARDED_STATE_DICT by default."""
+    return _create_chunk_sharded_tensor(random(shape), rank, ranks, 8, dist.group.WORLD)
+
+
+def dtensor(shape: tuple[int, ...], rank: int, ranks: int) -> Any:
+    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",))
+    rows = -(-shape[0] // ranks)
+    local = random((max(min(rows, shape[0] - rank * rows), 0), *shape[1:]))
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+
+
+def rank_files(folder: Path, nbytes: int, ranks: int, make: Any) -> None:
+    for rank in range(ranks):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+        model = {name: make(shape, rank, ranks) for name, shape in shapes(nbytes)}
+        torch.save({"model": model}, folder / f"model_world_size_{ranks}_rank_{rank}.pt")
+        dist.destroy_process_group()
+
+
+KINDS = {"sharded-tensor": sharded_tensor, "dtensor": dtensor}
+
+
+def main(kind: str, folder: str, nbytes: str, ranks: str = "4") -> None:
+    Path(folder).mkdir(parents=True)
+    torch.manual_seed(0)
+    rank_files(Path(folder), int(nbytes), int(ranks), KINDS[kind])
+
+
+if __name__ == "__main__":
+    main(*itertools.islice(sys.argv, 1, None))
