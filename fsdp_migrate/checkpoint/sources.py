@@ -74,8 +74,6 @@ def find(path: Path, optimizer_from: Path | None = None, *, with_optimizer: bool
 
     Raises `UnknownFormat`, `OpenQuestion` for several candidates, and what readers raise.
     """
-    if not path.exists():
-        raise SourceError(f"{path}: no such file or folder")
     parts = [_read(candidate) for candidate in candidates(path)]
     if not parts:
         raise UnknownFormat(
@@ -127,9 +125,15 @@ def _one(kind: str, parts: list[Part], path: Path) -> Part | None:
 
 
 def candidates(path: Path) -> list[Candidate]:
-    if path.is_file():
-        return [_file(path)]
-    return list(_folder(path, 0))
+    try:
+        if path.is_file():
+            return [_file(path)]
+        if path.is_dir():
+            return list(_folder(path, 0))
+        there = path.exists()
+    except OSError as error:
+        raise SourceError(f"{error.filename or path}: {error.strerror}") from None
+    raise SourceError(f"{path}: {'neither a file nor a' if there else 'no such file or'} folder")
 
 
 def _file(path: Path) -> Candidate:
