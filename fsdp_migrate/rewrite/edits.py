@@ -297,7 +297,9 @@ class _Applier(cst.CSTTransformer):
             loose = [line for line in loose if line.comment is not None]
         if edit is None:
             return [_led(new, [*loose, *lead])], []
-        made: list[Any] = [node for make in edit.before for node in self.parse(make())]
+        made: list[Any] = [
+            node for make in edit.before if (text := make()) for node in self.parse(text)
+        ]
         core = self._core(edit, new)
         core_nodes = [node for node in core if not isinstance(node, cst.EmptyLine)]
         if edit.body is not None and len(core_nodes) == 1 and _is_line(new, core_nodes[0]):

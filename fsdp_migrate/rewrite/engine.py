@@ -82,7 +82,7 @@ def _waits_for(file: File) -> str | None:
 
     Then the models stay FSDP1's, and everything that handles them must too.
     """
-    if file.wraps or file.project.wrapped:
+    if file.wraps or file.factories or file.project.wrapped:
         return None
     here = [f"{file.path}:{file.tree.line(call)}" for call in file.left]
     return next(iter([*here, *file.project.left]), None)
@@ -96,7 +96,8 @@ def decide_wraps(parsed: Parsed, options: Options, project: Project) -> tuple[in
         if not file.dual and not file.skips.whole_file and options.wants(rule.name):
             file.rule = rule.name
             rule().decide(file)
-    return len(file.wraps), tuple(f"{file.path}:{file.tree.line(call)}" for call in file.left)
+    done = len(file.wraps) + file.factories
+    return done, tuple(f"{file.path}:{file.tree.line(call)}" for call in file.left)
 
 
 def _apply(file: File) -> str:

@@ -46,6 +46,7 @@ class Wrapped:
     call: cst.Call
     names: tuple[str, ...]
     translation: Any
+    placeable: bool  # whether statements can follow the sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class File:
         self.casts_buffers: set[int] = set()
         self.left: list[cst.Call] = []  # FSDP calls that stay as they are
         self.spoilt: set[int] = set()  # keyword dicts that a call which is left uses too
+        self.factories = 0  # calls that make or take FSDP as a function, rewritten
         self.strategy_by_name = False
         self.dual = False
         self.registered: dict[int, list[str]] = {}  # methods, by the wrap they belong to

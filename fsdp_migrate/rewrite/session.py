@@ -24,11 +24,11 @@ from fsdp_migrate.rewrite.facts import collect, of_text
 from fsdp_migrate.rewrite.file import File, Parsed
 from fsdp_migrate.rewrite.options import Options
 from fsdp_migrate.rewrite.project import Facts, Project
-from fsdp_migrate.rewrite.report import Result, Site
+from fsdp_migrate.rewrite.report import Result
 from fsdp_migrate.rewrite.source import Source
 
 _NOT_SOURCE = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
-_SUFFIXES = frozenset({".py", ".ipynb", *configs.SUFFIXES})
+_SUFFIXES = frozenset({".py", *configs.SUFFIXES})
 _STACK = 512 * 1024 * 1024
 _RECURSION = 100_000
 Answer = TypeVar("Answer")
@@ -116,9 +116,7 @@ class Share:
         text = ""
         try:
             text = Source.read(Path(path)).text
-            if path.endswith(".ipynb"):
-                self.done[path] = _notebook(path, text)
-            elif Path(path).suffix in configs.SUFFIXES:
+            if Path(path).suffix in configs.SUFFIXES:
                 self.done[path] = configs.rewrite(path, text, self.options)
             elif interesting(text):
                 self.parsed[path] = parse(text, path)
@@ -156,14 +154,6 @@ class Share:
 
     def results(self) -> list[Result]:
         return [self.done[path] for path in self.paths]
-
-
-def _notebook(path: str, text: str) -> Result:
-    """Notebooks are left; one that names FSDP is in the report."""
-    if not interesting(text):
-        return Result(path, text, text)
-    message = "notebooks are not rewritten: export it as a script, or rewrite its cells by hand"
-    return Result(path, text, text, (Site(path, 1, "notebook", "skipped", "notebook", message),))
 
 
 def _failed(parsed: Parsed, error: Exception) -> Result:

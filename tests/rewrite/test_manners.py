@@ -295,14 +295,3 @@ def test_the_target_version_decides_what_is_emitted() -> None:
     assert "ignored_params=" in rewrite_source(text, Options(target_torch=(2, 7))).after
     old = rewrite_source(text.replace("[model.head]", "None"), Options(target_torch=(2, 4))).after
     assert "from torch.distributed._composable.fsdp import fully_shard" in old
-
-
-def test_notebooks_are_reported_and_left(tmp_path: Path) -> None:
-    """A notebook's cells are not rewritten, and that is said."""
-    path = tmp_path / "train.ipynb"
-    path.write_text('{"cells": [{"source": ["from torch.distributed.fsdp import FSDP"]}]}')
-
-    (result,) = rewrite_files([tmp_path])
-
-    assert not result.changed
-    assert [(site.state, site.rule) for site in result.sites] == [("skipped", "notebook")]

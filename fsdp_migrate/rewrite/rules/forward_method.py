@@ -35,7 +35,7 @@ class ForwardMethod(Rule):
     )
 
     def decide(self, file: File) -> None:
-        if not file.wraps:
+        if not file.is_fsdp1:
             return
         for call in file.tree.all(cst.Call):
             func = call.func
@@ -50,6 +50,9 @@ class ForwardMethod(Rule):
             if not file.models.is_model(model) or not file.open(call):
                 continue
             if method_of(file, call, file.tree.code(model)):
-                register(file, model, call)
                 what = f".{func.attr.value}()"
-                file.rewritten(call, what, "registered, so that FSDP2 gathers around it")
+                if register(file, model, call):
+                    file.rewritten(call, what, "registered, so that FSDP2 gathers around it")
+                else:
+                    message = f'call register_fsdp_forward_method(model, "{func.attr.value}")'
+                    file.todo(call, what, f"{message} where the model is sharded")

@@ -127,21 +127,42 @@ class Writer:
         self.statement = file.tree.statement(call)
         names = {self._target(), file.tree.code(module.value) if dotted(module.value) else None}
         known = tuple(sorted(name for name in names if name))
-        file.wraps.append(Wrapped(self.statement, call, known, translation))
+        self.placeable = self._unconditional()
+        wrapped = Wrapped(self.statement, call, known, translation, self.placeable)
+        file.wraps.append(wrapped)
 
     def edit(self) -> None:
         edits = self.file.edits
-        if not self._unconditional():
+        if not self.placeable:
+            self._only_expression()
             edits.replace(self.call, self._expression)
-        elif isinstance(self.statement, cst.Assign | cst.AnnAssign | cst.Return | cst.Expr) and (
-            self.statement.value is self.call
-        ):
+            for make in self.translation.setup:
+                edits.before(self.statement, make)
+        elif self.file.is_whole(self.call):
             edits.replace_statement(self.statement, self._whole_statement)
         else:
-            edits.before(self.statement, lambda: "\n".join(self._lines(self._fresh())))
-            edits.replace(self.call, lambda: self._root(self._fresh()))
-            self._no_after()
+            edits.before(self.statement, self._lines_before)
+            edits.replace(self.call, self._in_place)
         self._consume()
+
+    def _only_expression(self) -> None:
+        """Raise Undecided if the call needs statements around it that have no place."""
+        steps = self.translation.before or self.translation.after or self.translation.init
+        lazy = self.file.tree.nearest(self.call, cst.Lambda) is not None
+        if steps or (lazy and self.translation.setup):
+            raise Undecided("the arguments need statements around the call: make it one itself")
+
+    def _lines_before(self) -> str:
+        """Everything but the call's value, for a call inside a larger statement."""
+        model = self._fresh()
+        lines = self._lines(model)
+        if self.translation.after:
+            lines += [self._root(model), *(step(model) for step in self.translation.after)]
+        return "\n".join(lines) if lines else ""
+
+    def _in_place(self) -> str:
+        model = self._fresh()
+        return model if self.translation.after else self._root(model)
 
     def _unconditional(self) -> bool:
         """Whether the call runs exactly once when its (simple) statement runs."""
@@ -307,7 +328,6 @@ class Writer:
 
     def _expression(self) -> str:
         """The call where no statement can be put: a helper does the loop."""
-        self._no_steps()
         model = self.file.render(self.module)
         units = self.translation.units
         keywords = self._keywords()
@@ -322,13 +342,6 @@ class Writer:
         helper = snippets.shard_units(self.file)
         test = f"lambda module: {units.predicate('module')}"
         return self._format(helper, [model, test, *keywords])
-
-    def _no_steps(self) -> None:
-        assert not self.translation.before and not self.translation.after
-
-    def _no_after(self) -> None:
-        if self.translation.after:
-            raise Undecided("statements must follow the sharding; assign the wrapped model first")
 
     def _format(self, function: str, arguments: list[str], deeper: int = 0) -> str:
         indentation = self.file.indentation(self.call) + 4 * deeper
