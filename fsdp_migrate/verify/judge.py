@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from fsdp_migrate.verify.checks import FOUNDATIONS, exact, kernels, native
@@ -140,9 +141,16 @@ def _point(pair: Pair, step: int, limit: float | None) -> Point:
         seconds_before=first.seconds,
         seconds_after=second.seconds,
         rates=tuple(rate for rates in second.rates for rate in rates),
-        raw_before=total(gradients(pair.before, step, "raw")),
-        raw_after=total(gradients(pair.after, step, "raw")),
+        unclipped_before=_unclipped(pair.before, step),
+        unclipped_after=_unclipped(pair.after, step),
     )
+
+
+def _unclipped(trace: Trace, step: int) -> float | None:
+    """A clipped norm is flat at its limit and shows nothing."""
+    if clips := trace.ranks[0].steps[step].clips:
+        return math.hypot(*(clip.norm for clip in clips))
+    return total(gradients(trace, step, "final"))
 
 
 def _peak(trace: Trace) -> int:

@@ -93,7 +93,7 @@ def _loss(axes: Axes, series: Series) -> None:
 
 
 def _norm(axes: Axes, series: Series) -> None:
-    _overlay(axes, series, lambda p: p.raw_before, lambda p: p.raw_after)
+    _overlay(axes, series, lambda p: p.unclipped_before, lambda p: p.unclipped_after)
 
 
 def _overlay(

@@ -9,7 +9,7 @@
     experiment    the scripts, arguments, ranks, steps, seed, modes
     pairs         by name (exact, fp32, native): device, peak_bytes and steps, each step with
                   loss, difference, envelope, gradient_norm (at the optimizer),
-                  raw_gradient_norm (after backward), seconds, learning_rates
+                  unclipped_norm (as clip_grad_norm_ told the script), seconds, learning_rates
 
 Numbers are JSON numbers with all digits (`repr` of a double reads back exactly); a number that is
 not finite is the string "nan", "inf" or "-inf".
@@ -89,9 +89,9 @@ def _point(point: Point) -> dict[str, Any]:
             "before": _number(point.norm_before),
             "after": _number(point.norm_after),
         },
-        "raw_gradient_norm": {
-            "before": _number(point.raw_before),
-            "after": _number(point.raw_after),
+        "unclipped_norm": {
+            "before": _number(point.unclipped_before),
+            "after": _number(point.unclipped_after),
         },
         "seconds": {"before": point.seconds_before, "after": point.seconds_after},
         "learning_rates": list(point.rates),

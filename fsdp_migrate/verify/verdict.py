@@ -78,8 +78,8 @@ class Point:
     seconds_before: float | None
     seconds_after: float | None
     rates: tuple[float, ...] = ()
-    raw_before: float | None = None  # gradient norm after the last backward
-    raw_after: float | None = None
+    unclipped_before: float | None = None  # as clip_grad_norm_ told the script
+    unclipped_after: float | None = None
 
 
 @dataclass(frozen=True)
