@@ -21,7 +21,15 @@ from fsdp_migrate.checkpoint.names import NameOptions, rename
 from fsdp_migrate.checkpoint.plan import Plan
 from fsdp_migrate.checkpoint.proof import Pair, SameFiles
 from fsdp_migrate.checkpoint.tensors import Tensor
-from fsdp_migrate.checkpoint.writers import WRITERS, TargetOptions, Writer, dcp, dcp_link, fsdp2
+from fsdp_migrate.checkpoint.writers import (
+    WRITERS,
+    TargetOptions,
+    Writer,
+    dcp,
+    dcp_keys,
+    dcp_link,
+    fsdp2,
+)
 from fsdp_migrate.checkpoint.writers.ties import tied_by_config
 from fsdp_migrate.errors import OpenQuestion, TargetError, UsageError
 
@@ -194,8 +202,14 @@ def _model_pairs(index: Index, written: Index) -> Iterator[Pair]:
 
 def _extra_pairs(index: Index, written: Index) -> Iterator[Pair]:
     """What stands beside model and optimizer, where the target has a place for it."""
+    # DCP takes nested values apart.
+    parts = {
+        leaf.path: leaf.value
+        for path, value in index.extras.items()
+        for leaf in dcp_keys.leaves(path, value)
+    }
     for path, value in written.extras.items():
-        original = index.extras.get(path)
+        original = index.extras.get(path, parts.get(path))
         if isinstance(value, Tensor) and isinstance(original, Tensor):
             yield Pair(shown(path), original, value)
         elif original != value:
