@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from fsdp_migrate.checkpoint import manifest, proof
 from fsdp_migrate.checkpoint.contents import shown
@@ -21,7 +21,15 @@ from fsdp_migrate.checkpoint.names import NameOptions, rename
 from fsdp_migrate.checkpoint.plan import Plan
 from fsdp_migrate.checkpoint.proof import Pair, SameFiles
 from fsdp_migrate.checkpoint.tensors import Tensor
-from fsdp_migrate.checkpoint.writers import WRITERS, TargetOptions, Writer, dcp, dcp_link, fsdp2
+from fsdp_migrate.checkpoint.writers import (
+    WRITERS,
+    TargetOptions,
+    Writer,
+    dcp,
+    dcp_keys,
+    dcp_link,
+    fsdp2,
+)
 from fsdp_migrate.checkpoint.writers.ties import tied_by_config
 from fsdp_migrate.errors import OpenQuestion, TargetError, UsageError
 
@@ -194,24 +202,18 @@ def _model_pairs(index: Index, written: Index) -> Iterator[Pair]:
 
 def _extra_pairs(index: Index, written: Index) -> Iterator[Pair]:
     """What stands beside model and optimizer, where the target has a place for it."""
-    originals = dict(_taken_apart(index.extras.items()))
-    for path, value in _taken_apart(written.extras.items()):
-        original = originals.get(path)
+    # DCP takes nested values apart.
+    parts = {
+        leaf.path: leaf.value
+        for path, value in index.extras.items()
+        for leaf in dcp_keys.leaves(path, value)
+    }
+    for path, value in written.extras.items():
+        original = index.extras.get(path, parts.get(path))
         if isinstance(value, Tensor) and isinstance(original, Tensor):
             yield Pair(shown(path), original, value)
         elif original != value:
             raise TargetError(f"{shown(path)} was not written as it is")
-
-
-def _taken_apart(
-    values: Iterable[tuple[tuple[Any, ...], object]],
-) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Dicts entry by entry: what DCP before 2.4 kept as one blob is written as many values."""
-    for path, value in values:
-        if isinstance(value, dict):
-            yield from _taken_apart(((*path, key), item) for key, item in value.items())
-        else:
-            yield tuple(map(str, path)), value
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

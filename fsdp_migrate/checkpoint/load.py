@@ -167,7 +167,9 @@ def _unflattened(
     evidence = Evidence(
         loose=loose,
         views={
-            clean(str(path[-1])).rpartition(".")[0]: {clean(name): at for name, at in found.items()}
+            _view_name(str(path[-1]), tensors).rpartition(".")[0]: {
+                _view_name(name, tensors): at for name, at in found.items()
+            }
             for path, found in contents.flat_views.items()
         },
         world_size=contents.group_size,
@@ -186,6 +188,14 @@ def _unflattened(
         result.units,
         layout,
     )
+
+
+def _view_name(name: str, tensors: Mapping[str, Tensor]) -> str:
+    """The clean name of a view, which has a leading `module.` only if the model's tensors had."""
+    plain = clean(name)
+    bare = {clean(tensor.origin): new for new, tensor in tensors.items()}
+    stripped = all(old == f"module.{new}" for old, new in bare.items())
+    return plain.removeprefix("module.") if stripped else plain
 
 
 def _layout(options: LoadOptions, path: Path, notes: list[str]) -> ModelLayout | None:

@@ -579,6 +579,7 @@ class TestReports:
             old = hf.TrainingArguments("out", fsdp="full_shard auto_wrap")
             plugin = FullyShardedDataParallelPlugin(sharding_strategy="NO_SHARD")
             plugin2 = FullyShardedDataParallelPlugin(fsdp_version=2)
+            nothing, none = [], ()
             command = ["torchrun", "t.py", "--fsdp", "full_shard", "--lr", "1"]
             """)
         found = report_python("a.py", source, Options())

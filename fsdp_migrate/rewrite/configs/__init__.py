@@ -18,6 +18,7 @@ from fsdp_migrate.rewrite.configs import (
     arguments,
     axolotl,
     lightning,
+    notebook,
     shell,
     torchtitan,
     transformers,
@@ -42,9 +43,10 @@ RULES: dict[str, ModuleType] = {
         unknown,
         shell,
         lightning,
+        notebook,
     )
 }
-SUFFIXES = (".yaml", ".yml", ".json", ".toml", *shell.SUFFIXES)
+SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".ipynb", *shell.SUFFIXES)
 
 
 def rewrite(path: str, text: str, options: Options) -> Result:
@@ -75,6 +77,8 @@ def _rewrite(path: str, text: str, options: Options) -> tuple[str, list[Site]]:
     suffix = PurePath(path).suffix
     if suffix in shell.SUFFIXES:
         return text, shell.sites(text, path) if options.wants(shell.RULE) else []
+    if suffix == ".ipynb":
+        return text, notebook.sites(text, path) if options.wants(notebook.RULE) else []
     if suffix == ".toml":
         wanted = options.wants(torchtitan.RULE)
         return (torchtitan.rewrite(text, path) if wanted else None) or (text, [])

@@ -34,7 +34,7 @@ class Torchrun:
         """Whether the endpoint is on this node."""
         return self.endpoint is None or is_here(self.endpoint)
 
-    def command(self, job: Job, *, python: str = sys.executable) -> list[str]:
+    def command(self, job: Job, *, python: str = sys.executable, hosting: str = "") -> list[str]:
         meeting = self.endpoint or "localhost:0"
         return [
             python,
@@ -47,7 +47,7 @@ class Torchrun:
             f"--rdzv-endpoint={meeting}",
             # The second launch must not meet what is left of the first.
             f"--rdzv-id={self.run_id}-{job.folder.name}",
-            f"--rdzv-conf=join_timeout={self.wait},timeout={self.wait}",
+            f"--rdzv-conf=join_timeout={self.wait},timeout={self.wait}{hosting}",
             "-m",
             "fsdp_migrate.verify.worker",
             str(job.file),
@@ -60,12 +60,12 @@ class Torchrun:
         return "\n".join([*lines, shlex.join(self.command(job, python="python")), ""])
 
     def run(self, job: Job) -> None:
-        log, env = job.folder / "torchrun.log", environment()
+        log, hosting = job.folder / "torchrun.log", ""
         if job.nnodes > 1:
             log = job.folder / f"torchrun-{socket.gethostname()}.log"
             # Said, rather than guessed by torchrun from the names that this node goes by.
-            env["PET_RDZV_CONF"] = f"is_host={int(self.leads)}"
-        code = run_group(self.command(job), env, log)
+            hosting = f",is_host={int(self.leads)}"
+        code = run_group(self.command(job, hosting=hosting), environment(), log)
         if code:
             raise Unsupported(
                 f"torchrun could not run the ranks (exit code {code}); log: {log}\n"
