@@ -40,7 +40,8 @@ class LoadOptions:
 
     `model`, `hf_config`, `layout`: where the layout of flat parameters comes from. The roots name
     one of several models or optimizers inside a file. `source_torch`: the version that wrote it,
-    wanted only where the file cannot tell and it matters.
+    wanted only where the file cannot tell and it matters. `optimizer_names`: the name of each id of
+    a numbered optimizer, where the caller knows them.
     """
 
     with_optimizer: bool = True
@@ -51,6 +52,7 @@ class LoadOptions:
     hf_config: Path | None = None
     layout: Path | None = None
     source_torch: str | None = None
+    optimizer_names: Mapping[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +269,7 @@ def _known(
         group_size=contents.group_size,
         writer=writer_of(contents.writer, options.source_torch),
         tensors=found.tensors or None,
+        names=options.optimizer_names,
     )
 
 

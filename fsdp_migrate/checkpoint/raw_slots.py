@@ -57,6 +57,11 @@ class Job:
         """The rank of the first shard group that holds what `rank` of another one holds."""
         return self.ranks[(self.others.index(rank)) % len(self.ranks)]
 
+    @property
+    def sole(self) -> bool:
+        """Whether there is but one rank: one file, mostly of an optimizer saved whole."""
+        return len(self.ranks) + len(self.others) == 1
+
     def look(self, held: Held) -> Look:
         """Taken once an id: it is compared with many slots."""
         if held.number not in self.looks:
@@ -159,11 +164,13 @@ class UnitSlot:
 class ParameterSlot:
     """
     An original parameter. `pieces` are the sizes that its parts may have on the ranks of the group;
-    None where the FSDP units are not known.
+    None where the FSDP units are not known. `never_flat`: only what cannot be a shard of a flat
+    parameter is taken for it.
     """
 
     parameter: Parameter
     pieces: frozenset[tuple[int, ...]] | None = None
+    never_flat: bool = False
 
     @property
     def key(self) -> str:
@@ -181,7 +188,9 @@ class ParameterSlot:
         look = job.look(held)
         if not look.shapes or (look.shapes == {()} and self.parameter.shape):
             return True  # no state, or nothing but step counts
-        return self._whole(look) or self._in_pieces(look)
+        if self.never_flat and look.plain and len(self.parameter.shape) < 2 and not job.sole:
+            return False
+        return self._whole(look) or (self._in_pieces(look) and not self.never_flat)
 
     def _whole(self, look: Look) -> bool:
         """Every rank has all of it, as itself or as a DTensor; or factored (Adafactor)."""

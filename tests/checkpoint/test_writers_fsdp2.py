@@ -206,6 +206,21 @@ def test_what_an_optimizer_file_cannot_say_is_refused(tmp_path):
         writer.plan(index, TargetOptions(ranks=2))
 
 
+def test_the_mesh_is_the_models(tmp_path):
+    """Names and device type can be given; a mesh without names is what fully_shard makes itself."""
+    index = Index({"w": store(tmp_path / "s", "w", torch.ones(4))}, roles={"w": "parameter"})
+    for asked, written in ((("dp",), ("dp",)), ((), None), (None, ("fsdp",))):
+        options = TargetOptions(ranks=2, mesh_dim_names=asked, device_type="cuda")
+        plan = writer.plan(index, options)
+        output = write(plan, tmp_path / f"{asked}")
+        value = torch.load(output / "model_world_size_2_rank_0.pt", weights_only=True)["w"]
+        assert value.device_mesh.mesh_dim_names == written
+        assert value.device_mesh.device_type == "cuda"
+        assert any("--mesh-names" in note for note in plan.notes)
+    with pytest.raises(UsageError, match="2 mesh dimension names"):
+        writer.plan(index, TargetOptions(ranks=2, mesh_dim_names=("a", "b")))
+
+
 def test_it_asks_for_the_world_size():
     """Nothing can be cut without it, and files of torch 2.5 are not written."""
     with pytest.raises(UsageError, match="--ranks"):

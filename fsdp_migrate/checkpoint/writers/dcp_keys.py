@@ -46,7 +46,9 @@ def directories(index: Index, style: KeyStyle) -> dict[str, list[Named]]:
         leaves = [*_model(index, ()), *_flattened(index.optimizer), *_extras(index)]
         return {"": _distinct(leaves)}
     if style == "accelerate":
-        made = {"pytorch_model_fsdp_0": _distinct(list(_model(index, ("model",))))}
+        made = {}
+        if index.model:
+            made["pytorch_model_fsdp_0"] = _distinct(list(_model(index, ("model",))))
         if index.optimizer is not None:
             made["optimizer_0"] = _distinct(list(_nested(index.optimizer, "optimizer")))
         return made

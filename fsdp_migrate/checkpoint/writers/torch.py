@@ -30,9 +30,12 @@ NAME = "torch"
 
 def plan(index: Index, options: TargetOptions) -> Plan:
     """Lay out the file; its name is the caller's."""
+    options.only(NAME)
     decision = decide(index, options)
     storages = Storages()
-    content: dict[str, object] = {"model": _model(index, decision, storages)}
+    content: dict[str, object] = {}
+    if index.model:
+        content["model"] = _model(index, decision, storages)
     notes = decision.notes
     if index.optimizer is not None:
         content["optim"] = _optimizer(index.optimizer, storages)
