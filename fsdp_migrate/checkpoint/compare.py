@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from fsdp_migrate.checkpoint.execute import Progress
 from fsdp_migrate.checkpoint.gather import Gatherer
-from fsdp_migrate.checkpoint.index import Index
-from fsdp_migrate.checkpoint.proof import digest, each
+from fsdp_migrate.checkpoint.index import Index, Optimizer
+from fsdp_migrate.checkpoint.proof import digest, each, equal_options
 from fsdp_migrate.checkpoint.tensors import Tensor
 
 
@@ -102,36 +102,53 @@ def _where(one: Tensor, other: Tensor, gatherer: Gatherer) -> str:
 
 
 def _plain(a: Index, b: Index) -> Iterator[Difference]:
-    """Optimizer values that are no tensors, and param groups by parameter."""
+    """Optimizer values that are no tensors, and the options of each parameter's group."""
     left, right = a.optimizer, b.optimizer
     if left is None or right is None:
         return
-    for fqn, entries in left.state.items():
-        for key, value in entries.items():
-            other = right.state.get(fqn, {}).get(key)
-            if isinstance(value, Tensor) != isinstance(other, Tensor):
-                yield Difference(f"optim.{fqn}.{key}", "value", "a tensor in one of them only")
-            elif not isinstance(value, Tensor) and value != other:
-                yield Difference(f"optim.{fqn}.{key}", "value", f"{value!r} and {other!r}")
-    for fqn in (fqn for fqn in right.state if fqn not in left.state):
-        yield Difference(f"optim.{fqn}", "only in B", "optimizer state")
-    one = {name: group.options for group in left.groups for name in group.params}
-    other_options = {name: group.options for group in right.groups for name in group.params}
-    for name in dict.fromkeys((*one, *other_options)):
-        mine, theirs = one.get(name), other_options.get(name)
-        if mine is None or theirs is None:
-            kind = "only in A" if theirs is None else "only in B"
-            yield Difference(f"optim.{name}", kind, "listed in a param group")
+    for fqn in dict.fromkeys((*left.state, *right.state)):
+        if fqn not in left.state or fqn not in right.state:
+            kind = "only in B" if fqn in right.state else "only in A"
+            yield Difference(f"optim.{fqn}", kind, "optimizer state")
             continue
-        for key in dict.fromkeys((*mine, *theirs)):
-            if key not in mine or key not in theirs or _unequal(mine[key], theirs[key]):
-                detail = f"{mine.get(key, 'absent')!r} and {theirs.get(key, 'absent')!r}"
-                yield Difference(f"optim.{name}", "option", f"{key}: {detail}")
+        one, other = left.state[fqn], right.state[fqn]
+        for key in dict.fromkeys((*one, *other)):
+            mine, theirs = one.get(key, "absent"), other.get(key, "absent")
+            if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
+                continue
+            if isinstance(mine, Tensor) or isinstance(theirs, Tensor):
+                if key in one and key in other:
+                    yield Difference(f"optim.{fqn}.{key}", "value", "a tensor in one of them only")
+            elif mine != theirs:
+                yield Difference(f"optim.{fqn}.{key}", "value", f"{mine!r} and {theirs!r}")
+    yield from _options(left, right)
 
 
-def _unequal(one: object, other: object) -> bool:
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return not (isinstance(one, Tensor) and isinstance(other, Tensor))
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return list(one) != list(other)
-    return one != other
+def _options(left: Optimizer, right: Optimizer) -> Iterator[Difference]:
+    """One difference for all parameters that have it: a group's options are theirs alike."""
+    one = {name: group.options for group in left.groups for name in group.params}
+    other = {name: group.options for group in right.groups for name in group.params}
+    found: dict[tuple[str, str], list[str]] = {}
+    with Gatherer() as gatherer:
+        for name in dict.fromkeys((*one, *other)):
+            mine, theirs = one.get(name), other.get(name)
+            if mine is None or theirs is None:
+                kind = "only in A" if theirs is None else "only in B"
+                found.setdefault((kind, "listed in a param group"), []).append(name)
+                continue
+            for key in dict.fromkeys((*mine, *theirs)):
+                same = key in mine and key in theirs
+                if not (same and equal_options(mine[key], theirs[key], gatherer)):
+                    values = [_shown(options, key, gatherer) for options in (mine, theirs)]
+                    detail = f"{key}: {values[0]} and {values[1]}"
+                    found.setdefault(("option", detail), []).append(name)
+    for (kind, detail), names in found.items():
+        more = f" ({len(names) - 1} more parameters likewise)" if len(names) > 1 else ""
+        yield Difference(f"optim.{names[0]}", kind, detail + more)
+
+
+def _shown(options: Mapping[str, object], key: str, gatherer: Gatherer) -> str:
+    value = options.get(key, "absent")
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {list(value.shape)} of bytes {gatherer.read(value).hex()[:32]}"
+    return repr(value)

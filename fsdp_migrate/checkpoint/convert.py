@@ -148,7 +148,7 @@ def convert(request: Request, stage: Stage = quiet) -> Converted:
     with staged(request.output, overwrite=request.overwrite) as staging:
         check_space(plan, staging.parent)
         execute(plan, staging, stage("writing", plan.bytes_to_write), sync=request.sync)
-        proved = _prove(prepared, staging, stage) if request.verify else None
+        proved = _prove(prepared, staging, stage, request.target.dtype) if request.verify else None
         text = manifest.dumps(
             prepared.loaded,
             prepared.index,
@@ -163,7 +163,7 @@ def convert(request: Request, stage: Stage = quiet) -> Converted:
     return Converted(prepared, proved)
 
 
-def _prove(prepared: Prepared, staging: Path, stage: Stage) -> Proof:
+def _prove(prepared: Prepared, staging: Path, stage: Stage, dtype: str) -> Proof:
     """Read the output with its own reader; every tensor of the source must be in it, equal."""
     index = prepared.index
     names = None
@@ -171,7 +171,7 @@ def _prove(prepared: Prepared, staging: Path, stage: Stage) -> Proof:
         # Its file has numbers for names, and frozen parameters can make them ambiguous.
         names = {number: name for name, number in fsdp2.numbered(index, index.optimizer).items()}
     written = load(staging, LoadOptions(optimizer_names=names), compare_replicas=False).index
-    pairs = list(_model_pairs(index, written))
+    pairs = list(_model_pairs(index, written, dtype))
     if index.optimizer is not None:
         if written.optimizer is None:
             raise TargetError("the optimizer is missing from what was written")
@@ -187,12 +187,14 @@ def _prove(prepared: Prepared, staging: Path, stage: Stage) -> Proof:
     return Proof(hashes, tuple(sorted(linked)))
 
 
-def _model_pairs(index: Index, written: Index) -> Iterator[Pair]:
+def _model_pairs(index: Index, written: Index, dtype: str) -> Iterator[Pair]:
     extra = [name for name in written.model if name not in index.model]
     if extra:
         raise TargetError(f"{extra[0]} was written, but is not in the source")
     for name, tensor in index.model.items():
         if name in written.model:
+            if written.model[name].dtype not in (tensor.dtype, dtype):
+                raise TargetError(f"{name} was written as {written.model[name].dtype}")
             yield Pair(name, tensor, written.model[name])
             continue
         # Left out as the alias of a tied weight: then its bytes must be there under another name.
@@ -240,10 +242,12 @@ def _optimizer_pairs(optimizer: Optimizer, written: Optimizer) -> Iterator[Pair]
             for key, value in entries.items():
                 other = found[key]
                 if isinstance(value, Tensor) and isinstance(other, Tensor):
+                    if value.dtype != other.dtype:
+                        raise TargetError(f"{key} of {name} was written as {other.dtype}")
                     yield Pair(f"{name}.{key}", value, other)
                 elif not _equal_values(value, other, gatherer):
                     raise TargetError(f"optimizer state {key} of {name} was not written as it is")
-    _check_groups(optimizer, written)
+        _check_groups(optimizer, written, gatherer)
 
 
 def _equal_values(value: object, other: object, gatherer: Gatherer) -> bool:
@@ -256,7 +260,7 @@ def _equal_values(value: object, other: object, gatherer: Gatherer) -> bool:
     return bool(value == other)
 
 
-def _check_groups(optimizer: Optimizer, written: Optimizer) -> None:
+def _check_groups(optimizer: Optimizer, written: Optimizer, gatherer: Gatherer) -> None:
     """Each parameter's options must be there, under one group; new keys may have been filled in."""
     where = {name: group.options for group in written.groups for name in group.params}
     for group in optimizer.groups:
@@ -265,13 +269,9 @@ def _check_groups(optimizer: Optimizer, written: Optimizer) -> None:
             lost = [
                 key
                 for key, value in group.options.items()
-                if options is None or key not in options or not _alike(options[key], value)
+                if options is None
+                or key not in options
+                or not proof.equal_options(options[key], value, gatherer)
             ]
             if options is None or lost:
                 raise TargetError(f"param group of {name}: {lost or 'everything'} was not written")
-
-
-def _alike(one: object, other: object) -> bool:
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
-    return bool(one == other)

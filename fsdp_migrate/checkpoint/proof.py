@@ -134,6 +134,24 @@ def _runs(tensor: Tensor) -> Iterator[tuple[int, int, Extent | None]]:
         yield part.start, part.stop, part
 
 
+def equal_options(one: object, other: object, gatherer: Gatherer) -> bool:
+    """
+    Whether two values of a param group are the same; a small tensor (`lr`) is read.
+
+    Lists and tuples are not told apart: formats differ in which they can hold.
+    """
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        alike = (one.dtype, one.shape) == (other.dtype, other.shape)
+        return alike and gatherer.read(one) == gatherer.read(other)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(
+            equal_options(a, b, gatherer) for a, b in zip(one, other, strict=True)
+        )
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return False
+    return bool(one == other)
+
+
 def each(work: Callable[[T, Gatherer], None], items: Iterable[T]) -> None:
     """Do `work` for every item on a few threads, a Gatherer each; the first error stops all."""
     waiting, lock, stopped = iter(items), threading.Lock(), threading.Event()

@@ -40,9 +40,10 @@ def _contents(folder: Path, metadata: Inert) -> Contents:
         # The metadata lists chunks by rank and size; the planner's map has the state dict's order.
         for key in dict.fromkeys((*(key for key in paths if key in stored), *stored)):
             entry = stored[key]
-            path = tuple(paths.get(key, (key,)))
+            # torch flattens all keys or none, and a key is its path with dots.
+            path = tuple(paths.get(key, ()) if paths else (key,))
             if ".".join(map(str, path)) != key:
-                raise Corrupt(f"{folder / METADATA}: key {key!r} should be at {path}: damaged")
+                raise Corrupt(f"{folder / METADATA}: key {key!r} has the path {path}: damaged")
             kind = entry.qualified.rpartition(".")[2]
             if kind == "TensorStorageMetadata":
                 values[path] = _tensor(key, entry, items.get(key, {}))
