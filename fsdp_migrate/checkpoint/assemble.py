@@ -52,6 +52,7 @@ class _Ranks:
     def add(self, entry: RankFile) -> None:
         self.ranks.add(entry.rank)
         tree = _without_raw(entry.file.tree, (), entry.rank, self.raw)
+        tree = {} if tree is None else tree
         with Gatherer() as gatherer:
             meshes = Meshes(gatherer)
             for path, leaf in walk(tree):

@@ -21,7 +21,15 @@ from fsdp_migrate.checkpoint.names import NameOptions, rename
 from fsdp_migrate.checkpoint.plan import Plan
 from fsdp_migrate.checkpoint.proof import Pair, SameFiles
 from fsdp_migrate.checkpoint.tensors import Tensor
-from fsdp_migrate.checkpoint.writers import WRITERS, TargetOptions, Writer, dcp, dcp_link
+from fsdp_migrate.checkpoint.writers import (
+    WRITERS,
+    TargetOptions,
+    Writer,
+    dcp,
+    dcp_keys,
+    dcp_link,
+    fsdp2,
+)
 from fsdp_migrate.checkpoint.writers.ties import tied_by_config
 from fsdp_migrate.errors import OpenQuestion, TargetError, UsageError
 
@@ -55,6 +63,7 @@ class Prepared:
     loaded: Loaded
     index: Index
     plan: Plan
+    to: str
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -102,8 +111,13 @@ def prepare(request: Request) -> Prepared:
     if request.to == "hf":
         target = replace(target, proven_equal=_equal_ties(index, target))
     if request.to == dcp.NAME and dcp_link.obstacle(index, target, _originals(loaded)) is None:
-        return Prepared(loaded, index, dcp_link.plan(index, target))
-    return Prepared(loaded, index, chosen.plan(index, target))
+        return Prepared(loaded, index, dcp_link.plan(index, target), request.to)
+    if request.to == fsdp2.NAME and index.optimizer is not None and not index.model:
+        raise UsageError(
+            "--to fsdp2 numbers the optimizer's parameters in the model's order: the source must "
+            "hold the model too"
+        )
+    return Prepared(loaded, index, chosen.plan(index, target), request.to)
 
 
 def _originals(loaded: Loaded) -> Iterator[Tensor]:
@@ -152,9 +166,15 @@ def convert(request: Request, stage: Stage = quiet) -> Converted:
 def _prove(prepared: Prepared, staging: Path, stage: Stage) -> Proof:
     """Read the output with its own reader; every tensor of the source must be in it, equal."""
     index = prepared.index
-    written = load(staging, LoadOptions(), compare_replicas=False).index
+    names = None
+    if prepared.to == fsdp2.NAME and index.optimizer is not None:
+        # Its file has numbers for names, and frozen parameters can make them ambiguous.
+        names = {number: name for name, number in fsdp2.numbered(index, index.optimizer).items()}
+    written = load(staging, LoadOptions(optimizer_names=names), compare_replicas=False).index
     pairs = list(_model_pairs(index, written))
-    if index.optimizer is not None and written.optimizer is not None:
+    if index.optimizer is not None:
+        if written.optimizer is None:
+            raise TargetError("the optimizer is missing from what was written")
         pairs += _optimizer_pairs(index.optimizer, written.optimizer)
     pairs += _extra_pairs(index, written)
     # A hard link is the same file: there is nothing to compare, however many terabytes it has.
@@ -182,8 +202,14 @@ def _model_pairs(index: Index, written: Index) -> Iterator[Pair]:
 
 def _extra_pairs(index: Index, written: Index) -> Iterator[Pair]:
     """What stands beside model and optimizer, where the target has a place for it."""
+    # DCP takes nested values apart.
+    parts = {
+        leaf.path: leaf.value
+        for path, value in index.extras.items()
+        for leaf in dcp_keys.leaves(path, value)
+    }
     for path, value in written.extras.items():
-        original = index.extras.get(path)
+        original = index.extras.get(path, parts.get(path))
         if isinstance(value, Tensor) and isinstance(original, Tensor):
             yield Pair(shown(path), original, value)
         elif original != value:

@@ -137,15 +137,24 @@ def _hypotheses(layout: ModelLayout, evidence: Evidence) -> Iterator[list[_Hypot
         likely.append((False, ignored | doubtful))
     if evidence.views or pieces or doubtful:
         likely.append((True, ignored))
+    uncertain = frozenset(p.name for p in layout if p.name in doubtful and not p.certain)
+    if uncertain:
+        likely.append((True, ignored | uncertain))
     # FSDP ignores whole modules, so what is doubtful may go with what is certain beside it.
     modules = {p.module for p in layout if p.name in ignored}
     beside = frozenset(p.name for p in layout if p.name in doubtful and p.module in modules)
-    if beside:
-        likely.append((True, ignored | beside))
+    if beside - uncertain:
+        likely.append((True, ignored | uncertain | beside))
     yield likely
     owners = dict.fromkeys(p.module for p in layout if p.name in doubtful)
     yield [
-        (True, ignored | beside | {n for n in doubtful if n.startswith(f"{owner}.") or not owner})
+        (
+            True,
+            ignored
+            | uncertain
+            | beside
+            | {n for n in doubtful if n.startswith(f"{owner}.") or not owner},
+        )
         for owner in owners
     ]
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from fsdp_migrate.checkpoint.assemble import is_flat_key
 from fsdp_migrate.checkpoint.contents import Contents, shown
+from fsdp_migrate.checkpoint.gather import Gatherer
 from fsdp_migrate.checkpoint.index import Index
 from fsdp_migrate.checkpoint.load import Loaded
-from fsdp_migrate.checkpoint.model_layout import from_index
 from fsdp_migrate.checkpoint.tensors import Block, Tensor
+from fsdp_migrate.checkpoint.ties import layout_with_ties
 from fsdp_migrate.errors import OpenQuestion, TargetError
 
 
@@ -96,7 +97,11 @@ def write_layout(loaded: Loaded, path: Path) -> None:
             f"{loaded.source.path} holds flat parameters, which have no names: give --model or "
             "--hf-config, or emit the layout from a checkpoint of the same model that has names"
         )
-    layout = loaded.layout or from_index(loaded.index, str(loaded.source.path))
+    layout = loaded.layout
+    if layout is None:
+        with Gatherer() as gatherer:
+            origin = str(loaded.source.path)
+            layout = layout_with_ties(loaded.index, origin, gatherer.read)
     try:
         with path.open("x", encoding="utf-8") as stream:
             stream.write(layout.to_json())

@@ -40,7 +40,8 @@ class LoadOptions:
 
     `model`, `hf_config`, `layout`: where the layout of flat parameters comes from. The roots name
     one of several models or optimizers inside a file. `source_torch`: the version that wrote it,
-    wanted only where the file cannot tell and it matters.
+    wanted only where the file cannot tell and it matters. `optimizer_names`: the name of each id of
+    a numbered optimizer, where the caller knows them.
     """
 
     with_optimizer: bool = True
@@ -51,6 +52,7 @@ class LoadOptions:
     hf_config: Path | None = None
     layout: Path | None = None
     source_torch: str | None = None
+    optimizer_names: Mapping[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,9 @@ def _unflattened(
     evidence = Evidence(
         loose=loose,
         views={
-            clean(str(path[-1])).rpartition(".")[0]: {clean(name): at for name, at in found.items()}
+            _view_name(str(path[-1]), tensors).rpartition(".")[0]: {
+                _view_name(name, tensors): at for name, at in found.items()
+            }
             for path, found in contents.flat_views.items()
         },
         world_size=contents.group_size,
@@ -184,6 +188,14 @@ def _unflattened(
         result.units,
         layout,
     )
+
+
+def _view_name(name: str, tensors: Mapping[str, Tensor]) -> str:
+    """The clean name of a view, which has a leading `module.` only if the model's tensors had."""
+    plain = clean(name)
+    bare = {clean(tensor.origin): new for new, tensor in tensors.items()}
+    stripped = all(old == f"module.{new}" for old, new in bare.items())
+    return plain.removeprefix("module.") if stripped else plain
 
 
 def _layout(options: LoadOptions, path: Path, notes: list[str]) -> ModelLayout | None:
@@ -267,6 +279,7 @@ def _known(
         group_size=contents.group_size,
         writer=writer_of(contents.writer, options.source_torch),
         tensors=found.tensors or None,
+        names=options.optimizer_names,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fsdp_migrate.checkpoint.contents import RankTree, Replica
@@ -41,7 +41,8 @@ class Known:
     `layout`: its parameters. `prefixes`: the FSDP units ("" is the root), from the flat keys of
     LOCAL files or from `wrap_prefixes`; None if nothing tells. `ignored`: parameters that FSDP
     ignored. `group_size`: the ranks of a shard group; None if nothing tells. `tensors`: the model's
-    own values, where there are any, to find shared parameters by.
+    own values, where there are any, to find shared parameters by. `names`: each id's name, where
+    the caller knows it.
     """
 
     layout: ModelLayout
@@ -50,6 +51,7 @@ class Known:
     group_size: int | None = None
     writer: Writer = ANY_WRITER
     tensors: Mapping[str, Tensor] | None = None
+    names: Mapping[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +86,23 @@ def name(trees: Sequence[RankTree], known: Known, read: Read) -> Named:
     fits.
     """
     raw = numbered(trees)
+    if known.names is not None:
+        raw = replace(raw, names=known.names)
     faults: list[str] = []
     for layout in _layouts(known, read):
         for lenient in (False, True):
             readings = list(_readings(raw, known, layout, lenient, read))
             fits = _fitting(raw, readings, faults)
             if len(fits) > 1:
-                raise OpenQuestion(_ambiguous(fits))
+                raise OpenQuestion(_ambiguous([reading for reading, _ in fits]))
             if fits:
-                return fits[0].named(raw, layout)
+                return _told(*fits[0], layout)
+    if known.prefixes is None:
+        raise OpenQuestion(
+            _nothing_fits(raw, known, faults)
+            + ". Nothing tells which modules were FSDP units: keep the model's own rank files "
+            "beside the optimizer, or save it by name (FSDP.optim_state_dict)"
+        )
     raise Incomplete(_nothing_fits(raw, known, faults))
 
 
@@ -121,19 +131,18 @@ class _Reading:
             groups.append(Group(names, options))
         return Optimizer(state, tuple(groups))
 
-    def named(self, raw: Numbered, layout: ModelLayout) -> Named:
-        self.job.replicas.clear()
-        optimizer = self.optimizer(raw)
-        listed = {n for group in optimizer.groups for n in group.params}
-        without = [p.name for p in layout.distinct() if p.certain and p.name not in listed]
-        notes = [f"the optimizer's ids are {self.title}"]
-        if without:
-            notes.append(
-                f"{len(without)} parameters are not in the optimizer (frozen): "
-                f"{', '.join(without[:5])}{', ...' if len(without) > 5 else ''}"
-            )
-        replicas = sorted(self.job.replicas, key=lambda replica: replica.other.origin)
-        return Named(optimizer, tuple(replicas), tuple(notes))
+
+def _told(reading: _Reading, optimizer: Optimizer, layout: ModelLayout) -> Named:
+    listed = {n for group in optimizer.groups for n in group.params}
+    without = [p.name for p in layout.distinct() if p.certain and p.name not in listed]
+    notes = [f"the optimizer's ids are {reading.title}"]
+    if without:
+        notes.append(
+            f"{len(without)} parameters are not in the optimizer (frozen): "
+            f"{', '.join(without[:5])}{', ...' if len(without) > 5 else ''}"
+        )
+    replicas = sorted(reading.job.replicas, key=lambda replica: replica.other.origin)
+    return Named(optimizer, tuple(replicas), tuple(notes))
 
 
 def _layouts(known: Known, read: Read) -> Iterator[ModelLayout]:
@@ -152,9 +161,18 @@ def _readings(
 ) -> Iterator[_Reading]:
     for size in _group_sizes(len(raw.ranks), known.group_size):
         job = Job(raw.ranks[:size], raw.ranks[size:], known.writer, read)
-        for title, slots in _slot_lists(layout, known, size):
+        for title, slots in _slot_lists(layout, known, size, lenient):
+            guessing = lenient and known.prefixes is None
+            if guessing and job.sole and not any(_is_matrix(raw, job, n) for n in raw.ids):
+                continue
             for found in _assigned(raw, slots, job, lenient):
-                yield _Reading(title, job, found)
+                # Its own list of replicas: another reading's are none of this one's.
+                yield _Reading(title, replace(job, replicas=[]), found)
+
+
+def _is_matrix(raw: Numbered, job: Job, number: int) -> bool:
+    """Whether an id's states have two dimensions or more, which no flat parameter's have."""
+    return any(len(shape) > 1 for shape in job.look(raw.held[number]).shapes)
 
 
 def _group_sizes(ranks: int, known: int | None) -> list[int]:
@@ -165,10 +183,18 @@ def _group_sizes(ranks: int, known: int | None) -> list[int]:
 
 
 def _slot_lists(
-    layout: ModelLayout, known: Known, group_size: int
+    layout: ModelLayout, known: Known, group_size: int, lenient: bool
 ) -> Iterator[tuple[str, list[Slot]]]:
+    """
+    Where the units are not known and parameters may be left out, sizes of 1-D tensors prove too
+    little, since any may be a flat shard: only what cannot be one is taken for a parameter then.
+    """
     ignored = known.ignored | {p.name for p in layout if not p.certain}
-    yield "parameters", _parameter_slots(layout, known.prefixes, ignored, group_size)
+    slots = _parameter_slots(layout, known.prefixes, ignored, group_size)
+    if lenient and known.prefixes is None:
+        yield "parameters", [replace(slot, never_flat=True) for slot in slots]
+        return
+    yield "parameters", [*slots]
     guesses = [list(known.prefixes)] if known.prefixes is not None else _guessed(layout)
     for prefixes in guesses:
         yield "FSDP units", _unit_slots(layout, prefixes, ignored)
@@ -176,7 +202,7 @@ def _slot_lists(
 
 def _parameter_slots(
     layout: ModelLayout, prefixes: Sequence[str] | None, ignored: frozenset[str], group_size: int
-) -> list[Slot]:
+) -> list[ParameterSlot]:
     pieces: dict[str, set[tuple[int, ...]]] = {}
     for prefix, owned in members(layout, prefixes or (), ignored).items():
         for align in (0, *ALIGNMENTS):
@@ -290,19 +316,20 @@ def _by_position(
             yield found
 
 
-def _fitting(raw: Numbered, readings: Sequence[_Reading], faults: list[str]) -> list[_Reading]:
-    """The readings that can be carried out and differ in what they give."""
-    fits: list[tuple[_Reading, object]] = []
+def _fitting(
+    raw: Numbered, readings: Sequence[_Reading], faults: list[str]
+) -> list[tuple[_Reading, Optimizer]]:
+    """The readings that can be carried out, with what they give, where that differs."""
+    fits: list[tuple[_Reading, Optimizer]] = []
     for reading in readings:
         try:
             optimizer = reading.optimizer(raw)
         except (Incomplete, Unsupported) as error:
             faults.append(str(error))
             continue
-        given = _given(optimizer)
-        if all(given != other for _, other in fits):
-            fits.append((reading, given))
-    return [reading for reading, _ in fits]
+        if len(readings) == 1 or all(_given(optimizer) != _given(other) for _, other in fits):
+            fits.append((reading, optimizer))
+    return fits
 
 
 def _given(optimizer: Optimizer) -> object:

@@ -57,6 +57,11 @@ class Job:
         """The rank of the first shard group that holds what `rank` of another one holds."""
         return self.ranks[(self.others.index(rank)) % len(self.ranks)]
 
+    @property
+    def sole(self) -> bool:
+        """Whether there is but one rank: one file, mostly of an optimizer saved whole."""
+        return len(self.ranks) + len(self.others) == 1
+
     def look(self, held: Held) -> Look:
         """Taken once an id: it is compared with many slots."""
         if held.number not in self.looks:
@@ -159,11 +164,13 @@ class UnitSlot:
 class ParameterSlot:
     """
     An original parameter. `pieces` are the sizes that its parts may have on the ranks of the group;
-    None where the FSDP units are not known.
+    None where the FSDP units are not known. `never_flat`: only what cannot be a shard of a flat
+    parameter is taken for it.
     """
 
     parameter: Parameter
     pieces: frozenset[tuple[int, ...]] | None = None
+    never_flat: bool = False
 
     @property
     def key(self) -> str:
@@ -181,7 +188,9 @@ class ParameterSlot:
         look = job.look(held)
         if not look.shapes or (look.shapes == {()} and self.parameter.shape):
             return True  # no state, or nothing but step counts
-        return self._whole(look) or self._in_pieces(look)
+        if self.never_flat and look.plain and len(self.parameter.shape) < 2 and not job.sole:
+            return False
+        return self._whole(look) or (self._in_pieces(look) and not self.never_flat)
 
     def _whole(self, look: Look) -> bool:
         """Every rank has all of it, as itself or as a DTensor; or factored (Adafactor)."""
@@ -308,12 +317,14 @@ def _replica(name: str, kept: RankValue, other: RankValue, job: Job) -> None:
 
 def piece_sizes(unit: Unit, world_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """How many elements of each parameter every rank of the group has."""
-    shard = -(-unit.numel // world_size)
+    shard = max(-(-unit.numel // world_size), 1)
     for placement in unit.placements:
-        yield (
-            placement.parameter.name,
-            tuple(
-                max(min(placement.stop, shard * (r + 1)) - max(placement.start, shard * r), 0)
-                for r in range(world_size)
-            ),
-        )
+        start, stop = placement.start, placement.stop
+        first, last = start // shard, -(-stop // shard)
+        inside = [
+            min(stop, shard * (rank + 1)) - max(start, shard * rank)
+            for rank in range(first, min(last, world_size))
+        ]
+        before = (0,) * min(first, world_size)
+        after = (0,) * (world_size - len(before) - len(inside))
+        yield placement.parameter.name, (*before, *inside, *after)

@@ -199,15 +199,28 @@ def _mesh(mesh: Inert, name: str, gatherer: Gatherer) -> Mesh:
 
 
 def _axes(layout: Inert, name: str) -> tuple[Shape, Shape]:
-    """Sizes and strides (over the rank map) of a mesh layout of torch 2.13 and later."""
+    """
+    Sizes and strides (over the rank map) of a mesh layout: of torch 2.10 to 2.12 as two tuples,
+    of later ones an axis at a time, in which a side of 1 has neither size nor stride.
+    """
+    if isinstance(layout.state, dict) and "axes" in layout.state:
+        axes = [(axis.field("shape"), axis.field("stride")) for axis in layout.field("axes")]
+    else:
+        axes = [((size,), (step,)) for size, step in _pairs(layout)]
     shape, strides = [], []
-    for axis in layout.field("axes"):
-        sizes, steps = axis.field("shape"), axis.field("stride")
-        if len(sizes) != 1:
+    for sizes, steps in axes:
+        if len(sizes) > 1 or not all(isinstance(size, int) for size in sizes):
             raise Unsupported(f"{name}: flattened DeviceMesh dimensions are not supported")
-        shape.append(int(sizes[0]))
-        strides.append(int(steps[0]))
+        shape.append(sizes[0] if sizes else 1)
+        strides.append(steps[0] if steps else 1)
     return tuple(shape), tuple(strides)
+
+
+def _pairs(layout: Inert) -> Iterator[tuple[Any, Any]]:
+    shape, strides = layout.field("shape"), layout.field("stride")
+    if isinstance(shape, int):
+        shape, strides = (shape,), (strides,)
+    return zip(shape, strides, strict=True)
 
 
 def _sub_mesh(

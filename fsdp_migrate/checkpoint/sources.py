@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from fsdp_migrate.checkpoint.contents import Contents
+from fsdp_migrate.checkpoint.pickles import Inert
 from fsdp_migrate.checkpoint.readers import dcp, full, ranks, safetensors
 from fsdp_migrate.checkpoint.sorting import Sorted, sort
 from fsdp_migrate.checkpoint.torch_file import is_torch_file
@@ -74,8 +75,6 @@ def find(path: Path, optimizer_from: Path | None = None, *, with_optimizer: bool
 
     Raises `UnknownFormat`, `OpenQuestion` for several candidates, and what readers raise.
     """
-    if not path.exists():
-        raise SourceError(f"{path}: no such file or folder")
     parts = [_read(candidate) for candidate in candidates(path)]
     if not parts:
         raise UnknownFormat(
@@ -96,7 +95,9 @@ def find(path: Path, optimizer_from: Path | None = None, *, with_optimizer: bool
     optimizer = _one("optimizer", optimizers, optimizer_from or path)
     if model is None and optimizer is None:
         raise UnknownFormat(
-            f"{path}: holds no model" + (" and no optimizer" if with_optimizer else "")
+            f"{path}: holds no model"
+            + (" and no optimizer" if with_optimizer else "")
+            + (_WHOLE_MODULE if any(_is_object(part) for part in parts) else "")
         )
     used = [id(part) for part in (model, optimizer) if part is not None]
     unwanted = not with_optimizer and any(part.has_optimizer for part in parts)
@@ -108,6 +109,16 @@ def find(path: Path, optimizer_from: Path | None = None, *, with_optimizer: bool
     if path.is_dir():
         beside += [file.name for file in _files(path) if _SIDECARS.fullmatch(file.name)]
     return Source(path, model, optimizer, tuple(beside), unwanted)
+
+
+_WHOLE_MODULE = (
+    "; it is a pickled object, as torch.save(model) writes. Its class is never run here: load it "
+    "where its code is, and save model.state_dict()"
+)
+
+
+def _is_object(part: Part) -> bool:
+    return isinstance(part.contents.values.get(()), Inert)
 
 
 def _read(candidate: Candidate) -> Part:
@@ -127,9 +138,15 @@ def _one(kind: str, parts: list[Part], path: Path) -> Part | None:
 
 
 def candidates(path: Path) -> list[Candidate]:
-    if path.is_file():
-        return [_file(path)]
-    return list(_folder(path, 0))
+    try:
+        if path.is_file():
+            return [_file(path)]
+        if path.is_dir():
+            return list(_folder(path, 0))
+        there = path.exists()
+    except OSError as error:
+        raise SourceError(f"{error.filename or path}: {error.strerror}") from None
+    raise SourceError(f"{path}: {'neither a file nor a' if there else 'no such file or'} folder")
 
 
 def _file(path: Path) -> Candidate:

@@ -8,12 +8,12 @@ ones or biases of zeros are equal by chance, so constants say nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from collections.abc import Iterable
 
+from fsdp_migrate.checkpoint.flat_layout import Read
+from fsdp_migrate.checkpoint.index import Index
+from fsdp_migrate.checkpoint.model_layout import ModelLayout, from_index
 from fsdp_migrate.checkpoint.tensors import Tensor
-
-Read: TypeAlias = Callable[[Tensor, int, int], bytes]
 
 _SAMPLE = 1024  # elements that are compared first
 _BLOCK = 1 << 20
@@ -39,6 +39,13 @@ def ties(tensors: Iterable[Tensor], read: Read) -> dict[str, str]:
             elif not _constant(tensor, read):
                 found[tensor.name] = same.name
     return found
+
+
+def layout_with_ties(index: Index, origin: str, read: Read) -> ModelLayout:
+    """`from_index`, with the shared parameters that only the values show."""
+    layout = from_index(index, origin)
+    single = [index.model[parameter.name] for parameter in layout.distinct()]
+    return layout.tied(ties(single, read))
 
 
 def _equal(one: Tensor, other: Tensor, read: Read) -> bool:

@@ -60,6 +60,20 @@ def convert_ckpt(
     mesh: Annotated[
         str | None, typer.Option(metavar="RxS", help="fsdp2: HSDP mesh, replicas x shards.")
     ] = None,
+    mesh_names: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A[,B]|none",
+            help="fsdp2: mesh_dim_names of the model's mesh; by default verl's fsdp or ddp,fsdp.",
+        ),
+    ] = None,
+    device_type: Annotated[
+        str | None,
+        typer.Option(
+            metavar="cuda|cpu|xpu",
+            help="fsdp2: device type of the model's mesh; by default what the torch here is for.",
+        ),
+    ] = None,
     keys: Annotated[
         str, typer.Option(metavar="plain|accelerate|torchtitan", help="dcp: names of the keys.")
     ] = "plain",
@@ -133,8 +147,10 @@ def convert_ckpt(
                 dtype=dtype,
                 ranks=ranks,
                 mesh=_mesh(mesh),
+                mesh_dim_names=_mesh_names(mesh_names),
                 keys=keys,  # type: ignore[arg-type]
                 target_torch=target_torch,
+                device_type=device_type,
                 max_shard_size=parse_size(max_shard_size),
                 sidecars=files,
                 hf_config=config,
@@ -260,6 +276,13 @@ def parse_size(text: str) -> int:
     if match is None or match[2] not in units:
         raise UsageError(f"--max-shard-size {text!r}: should be a size like 5GB")
     return int(float(match[1]) * units[match[2]])
+
+
+def _mesh_names(text: str | None) -> tuple[str, ...] | None:
+    """ "none" is a mesh without names, which `fully_shard(model)` makes; None is the default."""
+    if text is None:
+        return None
+    return () if text == "none" else tuple(name.strip() for name in text.split(","))
 
 
 def _mesh(text: str | None) -> tuple[int, int] | None:

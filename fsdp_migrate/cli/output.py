@@ -19,7 +19,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from fsdp_migrate.errors import MigrateError
+from fsdp_migrate.errors import MigrateError, SourceError
 
 INTERRUPTED = 130
 
@@ -43,12 +43,7 @@ def exits(*, as_json: bool) -> Iterator[None]:
     try:
         yield
     except MigrateError as error:
-        if as_json:
-            kind = type(error).__name__
-            detail = {"kind": kind, "message": str(error), "exit_code": error.exit_code}
-            print_json({"error": detail})
-        else:
-            stderr().print(f"[bold red]error:[/] {_escape(str(error))}")
+        _show(error, as_json)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
         if as_json:
@@ -61,8 +56,22 @@ def exits(*, as_json: bool) -> Iterator[None]:
         # The reader of our output (head, less) has gone: nobody is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
+    except OSError as error:
+        # Writing is wrapped where it happens; what is left could not be read.
+        unread = SourceError(f"{error.filename}: {error.strerror}" if error.filename else error)
+        _show(unread, as_json)
+        raise typer.Exit(unread.exit_code) from None
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _show(error: MigrateError, as_json: bool) -> None:
+    if as_json:
+        kind = type(error).__name__
+        detail = {"kind": kind, "message": str(error), "exit_code": error.exit_code}
+        print_json({"error": detail})
+    else:
+        stderr().print(f"[bold red]error:[/] {_escape(str(error))}")
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -70,6 +70,9 @@ def verify(
         _check_names(script=script, after=after, launcher=launcher, device=device)
         if nproc_per_node * nnodes < 2:
             raise UsageError("one rank shards nothing: verify needs at least two")
+        start = _launcher(launcher, rdzv_endpoint, nnodes)
+        if not (print_script or start.leads):
+            _follow(out, start, timeout, as_json=as_json)
         folder = _folder(out, nnodes)
         second = after or _rewritten(script, folder)
         experiment = Experiment(
@@ -85,7 +88,6 @@ def verify(
             nnodes=nnodes,
             timeout=timeout,
         )
-        start = _launcher(launcher, rdzv_endpoint)
         if print_script:
             _print_scripts(experiment, start)
             return
@@ -102,7 +104,9 @@ def _run(experiment: Experiment, launcher: Launcher, *, as_json: bool) -> None:
     with progress(console, experiment.steps) as follow:
         parity = run(experiment, launcher, follow)
     result = as_dict(parity, experiment)
-    (experiment.folder / "result.json").write_text(json.dumps(result, indent=1))
+    beside = experiment.folder / "result.json.partial"  # other nodes may be waiting for it
+    beside.write_text(json.dumps(result, indent=1))
+    beside.rename(experiment.folder / "result.json")
     if not report.write(parity, experiment, experiment.folder):
         console.print("no pictures: they need matplotlib (fsdp-migrate's extra: report)")
     console.print(f"report: {experiment.folder / 'report.html'}", markup=False)
@@ -111,6 +115,23 @@ def _run(experiment: Experiment, launcher: Launcher, *, as_json: bool) -> None:
     else:
         show(parity)
     raise typer.Exit(parity.verdict.kind.value)
+
+
+def _follow(out: Path | None, launcher: Launcher, timeout: float, *, as_json: bool) -> NoReturn:
+    """Another node leads: lend this one's ranks, and end as the leader does."""
+    from fsdp_migrate.verify.follow import follow
+    from fsdp_migrate.verify.verdict import Kind
+
+    if out is None:
+        raise UsageError("with several nodes --out must name a folder that all of them see")
+    stderr().print("another node leads: waiting for its jobs")
+    result = follow(out.resolve(), launcher, timeout)
+    verdict = result["verdict"]
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(f"{verdict['title']}: {verdict['message']}")
+    raise typer.Exit(Kind[verdict["result"]].value)
 
 
 def _check_names(*, script: Path, after: Path | None, launcher: str, device: str) -> None:
@@ -175,10 +196,14 @@ def _not_source(_folder: str, names: list[str]) -> set[str]:
     }
 
 
-def _launcher(name: str, endpoint: str | None) -> Launcher:
+def _launcher(name: str, endpoint: str | None, nnodes: int) -> Launcher:
     if name == "torchrun":
         from fsdp_migrate.verify.launchers.torchrun import Torchrun
 
+        if nnodes > 1 and endpoint is None:
+            raise UsageError(
+                "torchrun on several nodes needs --rdzv-endpoint HOST:PORT of the first"
+            )
         return Torchrun(endpoint)
     from fsdp_migrate.verify.launchers.slurm import Slurm
 

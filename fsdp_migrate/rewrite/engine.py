@@ -7,7 +7,9 @@ for uses), apply (all edits at once, imports last). Nothing is executed.
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from pathlib import Path
 
 import libcst as cst
@@ -20,7 +22,7 @@ from fsdp_migrate.rewrite.names import Names
 from fsdp_migrate.rewrite.options import Options
 from fsdp_migrate.rewrite.project import Project, package_of
 from fsdp_migrate.rewrite.report import Result
-from fsdp_migrate.rewrite.rules import ARGUMENT_RULES, RULES
+from fsdp_migrate.rewrite.rules import ARGUMENT_RULES, RULES, WRAPPING
 from fsdp_migrate.rewrite.tree import Tree
 
 _INTERESTING = re.compile(
@@ -63,14 +65,41 @@ def rewrite(parsed: Parsed, options: Options, project: Project) -> Result:
     for rule in RULES:
         if file.dual or file.skips.whole_file:
             break
+        if rule is RULES[WRAPPING] and (place := _waits_for(file)):
+            file.skip_all(f"waits for the FSDP call at {place}: nothing is left half migrated")
+            break
         if options.wants(rule.name) and (options.unsafe or not rule.unsafe):
             file.rule = rule.name
             if rule.sweeps:
                 drop_dead(file)
             rule().decide(file)
     if file.skips.whole_file:
-        file.skip_all()
+        file.skip_all("the user's comment asks to skip the file")
     return Result(parsed.path, parsed.text, _apply(file), file.sites)
+
+
+def _waits_for(file: File) -> str | None:
+    """
+    The FSDP call that is left, when no call of the run could be rewritten.
+
+    Then the models stay FSDP1's, and everything that handles them must too.
+    """
+    if file.wraps or file.factories or file.project.wrapped:
+        return None
+    here = [f"{file.path}:{file.tree.line(call)}" for call in file.left]
+    return next(iter([*here, *file.project.left]), None)
+
+
+def decide_wraps(parsed: Parsed, options: Options, project: Project) -> tuple[int, tuple[str, ...]]:
+    """How many FSDP calls of a file can be rewritten, and where those are that cannot."""
+    file = File(parsed, options, project)
+    file.argument_rules = ARGUMENT_RULES
+    for rule in RULES[:WRAPPING]:
+        if not file.dual and not file.skips.whole_file and options.wants(rule.name):
+            file.rule = rule.name
+            rule().decide(file)
+    done = len(file.wraps) + file.factories
+    return done, tuple(f"{file.path}:{file.tree.line(call)}" for call in file.left)
 
 
 def _apply(file: File) -> str:
@@ -80,8 +109,18 @@ def _apply(file: File) -> str:
     module = file.edits.apply()
     kept = Kept(file.path, file.project.exported(file.path))
     after = settle(module, file.needs, before, kept).code
-    cst.parse_module(after)  # what is written must be Python
+    _check(after)
     return after
+
+
+def _check(text: str) -> None:
+    """What is written must be Python; ast is quick, libcst knows newer grammar."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        cst.parse_module(text)
 
 
 def _where(error: Exception) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import libcst as cst
 
-from fsdp_migrate.rewrite import api
+from fsdp_migrate.rewrite import api, hints
 from fsdp_migrate.rewrite.file import File
 from fsdp_migrate.rewrite.names import dotted
 from fsdp_migrate.rewrite.project import Facts, module_of
@@ -35,6 +35,19 @@ def collect(file: File) -> Facts:
         checkpointers=frozenset(_checkpointers(file)),
         sticky=tuple(_sticky(file)),
         configs=dict(_configs(file)),
+        buffers=hints.holds_buffers(file.text),
+        model_homes=hints.model_homes(file.text),
+        inputs=hints.forward_inputs(file.text),
+    )
+
+
+def of_text(path: str, text: str) -> Facts:
+    """The facts of a file with nothing to rewrite, such as a model's."""
+    return Facts(
+        path=path,
+        module=module_of(Path(path)),
+        buffers=hints.holds_buffers(text),
+        inputs=hints.forward_inputs(text),
     )
 
 

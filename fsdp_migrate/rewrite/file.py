@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
-from fsdp_migrate.rewrite import api
+from fsdp_migrate.rewrite import api, hints
 from fsdp_migrate.rewrite.api import Api
 from fsdp_migrate.rewrite.edits import Edits, Piece
 from fsdp_migrate.rewrite.imports import Needs
@@ -45,6 +46,7 @@ class Wrapped:
     call: cst.Call
     names: tuple[str, ...]
     translation: Any
+    placeable: bool  # whether statements can follow the sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class File:
         self.project = project
         self.tree = parsed.tree
         self.names = parsed.names
+        self.text = parsed.text
         self.edits = Edits(self.tree)
         self.needs = Needs(self.tree, self.names)
         self.values = Values(self.tree, self.names)
@@ -72,7 +75,11 @@ class File:
         self.argument_rules: tuple[Any, ...] = ()
         self.wraps: list[Wrapped] = []
         self.keyword_dicts: dict[int, Any] = {}
+        self.casts_buffers: set[int] = set()
         self.left: list[cst.Call] = []  # FSDP calls that stay as they are
+        self.spoilt: set[int] = set()  # keyword dicts that a call which is left uses too
+        self.computing: dict[str, bool] = {}  # whether a method of this name computes
+        self.factories = 0  # calls that make or take FSDP as a function, rewritten
         self.strategy_by_name = False
         self.dual = False
         self.registered: dict[int, list[str]] = {}  # methods, by the wrap they belong to
@@ -90,6 +97,22 @@ class File:
         from fsdp_migrate.rewrite.state_dict_modes import Modes
 
         return Modes(self)
+
+    # --- trying ----------------------------------------------------------------------------
+
+    def copy_state(self) -> tuple[Any, ...]:
+        """All decisions so far; a rule that finds it cannot decide goes back to them."""
+        own = (dict(self._sites), set(self._quiet), dict(self._unwrapped), list(self.wraps))
+        dicts = (dict(self.keyword_dicts), set(self.casts_buffers), self.strategy_by_name)
+        return self.edits.copy_state(), dict(self.values.consumed), own, dicts
+
+    def restore(self, state: tuple[Any, ...]) -> None:
+        edits, consumed, own, dicts = state
+        self.edits.restore(edits)
+        self.values.consumed = dict(consumed)
+        self._sites, self._quiet, self._unwrapped, self.wraps = map(copy, own)
+        keyword_dicts, casts, self.strategy_by_name = dicts
+        self.keyword_dicts, self.casts_buffers = dict(keyword_dicts), set(casts)
 
     # --- what is there -------------------------------------------------------------------
 
@@ -111,6 +134,23 @@ class File:
         found = map(api.find, self.names.imported())
         own = any(one is not None and one.name in api.CLASSES for one in found)
         return own or bool(self.all_uses) or self.project.has_fsdp
+
+    @cached_property
+    def may_hold_buffers(self) -> bool:
+        """Whether a model of the run can hold floating buffers, as far as its text shows."""
+        homes = hints.model_homes(self.text) | self.project.model_homes
+        foreign = any(not self.project.holds(home) for home in homes)
+        return hints.holds_buffers(self.text) or self.project.holds_buffers or foreign
+
+    def inputs_of(self, block: str) -> int:
+        """How many inputs the forward of a class of the run takes; 0 when it is not in sight."""
+        return hints.forward_inputs(self.text).get(block) or self.project.inputs_of(block)
+
+    def is_whole(self, call: cst.Call) -> bool:
+        """Whether a call is all that its plain statement does."""
+        statement = self.tree.statement(call)
+        kinds = cst.Assign | cst.AnnAssign | cst.Return | cst.Expr
+        return isinstance(statement, kinds) and statement.value is call
 
     def uses(self, name: str, member: str | None = None) -> Iterator[Use]:
         """The uses of one FSDP1 name that no earlier rule has dealt with."""
@@ -134,8 +174,11 @@ class File:
         return isinstance(node, cst.Call) and self.qualified(node.func) in qualified
 
     def _find_uses(self) -> Iterator[Use]:
-        for node in self.tree.nodes:
-            if not isinstance(node, cst.Name) or not self._is_reference(node):
+        heads = self._heads()
+        for node in self.tree.all(cst.Name):
+            if node.value not in heads or not self._is_reference(node):
+                continue
+            if node.value == "torch" and not self._is_distributed(node):
                 continue
             best: tuple[cst.CSTNode, Api] | None = None
             current: cst.CSTNode = node
@@ -150,6 +193,20 @@ class File:
                 above = self.tree.parent(best[0])
                 called = isinstance(above, cst.Call) and above.func is best[0]
                 yield Use(best[0], best[1], above if called else None)  # type: ignore[arg-type]
+
+    def _heads(self) -> set[str]:
+        """The names in this file that may lead to something of FSDP1."""
+        heads = {
+            name
+            for name, origin in self.names.import_bindings()
+            if origin.split(".")[0] == "torch" or self.project.holds(origin.split(".")[0])
+        }
+        return heads | (api.CLASSES | api.POLICIES if self.names.top.stars else set())
+
+    def _is_distributed(self, node: cst.Name) -> bool:
+        """Whether `torch` is followed by `.distributed`."""
+        above = self.tree.parent(node)
+        return isinstance(above, cst.Attribute) and above.attr.value == "distributed"
 
     def _is_reference(self, name: cst.Name) -> bool:
         above = self.tree.parent(name)
@@ -195,9 +252,11 @@ class File:
         self._account(node, what, "todo", message)
         self.edits.mark(self.tree.statement(node), marker(self.rule, message))
 
-    def skip_all(self) -> None:
+    def skip_all(self, why: str) -> None:
+        """Every use that is still open is left."""
         for use in self.all_uses:
-            self.skipped(use.node, "the user's comment asks to skip the file", use.api)
+            if not self.accounted(use.node):
+                self.skipped(use.node, why, use.api)
 
     def covered(self, node: cst.CSTNode) -> None:
         """`node` is part of a use that is accounted for as a whole."""
@@ -209,11 +268,15 @@ class File:
             if id(inner) not in self._sites:
                 self._quiet.add(id(inner))
 
-    def keep_values(self, call: cst.Call) -> None:
-        """The objects that a call which stays is given stay FSDP1's too."""
-        for arg in call.args:
-            for leaf in self.values.leaves(arg.value):
+    def keep_values(self, call: cst.Call, used: Collection[int] = ()) -> None:
+        """What a call which stays is given stays FSDP1's too, unless a rewritten call uses it."""
+        for leaf in self.leaves_of(call):
+            if id(leaf) not in used:
                 self.cover_below(leaf)
+
+    def leaves_of(self, call: cst.Call) -> list[cst.BaseExpression]:
+        """The expressions that a call's arguments come from."""
+        return [leaf for arg in call.args for leaf in self.values.leaves(arg.value)]
 
     def unwrap(self, block: cst.With, item: cst.WithItem) -> None:
         """Take `item` out of a `with`; a block that has no other is replaced by its body."""

@@ -36,7 +36,12 @@ class Facts:
     passed: frozenset[tuple[str, int | str]] = frozenset()
     attributes: frozenset[str] = frozenset()
     checkpointers: frozenset[str] = frozenset()  # functions that apply checkpointing
+    wrapped: int = 0  # FSDP calls that can be rewritten
+    left: tuple[str, ...] = ()  # places of those that cannot
     sticky: tuple[object, ...] = ()  # the Modes that stay set
+    buffers: bool = False  # defines modules with buffers
+    model_homes: frozenset[str] = frozenset()  # imported packages models may come from
+    inputs: Mapping[str, int] = field(default_factory=dict)  # inputs of forward, by class
     configs: Mapping[str, object] = field(default_factory=dict)  # state dict configs, by name
 
 
@@ -116,6 +121,14 @@ class Project:
     def has_fsdp(self) -> bool:
         return any(one.has_fsdp for one in self.facts)
 
+    @property
+    def wrapped(self) -> int:
+        return sum(one.wrapped for one in self.facts)
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        return tuple(place for one in self.facts for place in one.left)
+
     def returns_model(self, function: str, index: int | None) -> bool:
         return any((function, index) in one.returns for one in self.facts)
 
@@ -130,6 +143,21 @@ class Project:
 
     def checkpoints(self, function: str) -> bool:
         return any(function in one.checkpointers for one in self.facts)
+
+    @property
+    def holds_buffers(self) -> bool:
+        return any(one.buffers for one in self.facts)
+
+    @property
+    def model_homes(self) -> frozenset[str]:
+        return frozenset().union(*(one.model_homes for one in self.facts))
+
+    def holds(self, package: str) -> bool:
+        """Whether a top-level name is a module or package of the run itself."""
+        return any(f".{package}." in f".{one.module}." for one in self.facts)
+
+    def inputs_of(self, block: str) -> int:
+        return max((one.inputs.get(block, 0) for one in self.facts), default=0)
 
     def sticky_modes(self) -> list[object]:
         found: list[object] = []

@@ -12,13 +12,15 @@ import multiprocessing
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fsdp_migrate.errors import SourceError
-from fsdp_migrate.rewrite.engine import interesting, parse, rewrite
-from fsdp_migrate.rewrite.facts import collect
+from fsdp_migrate.rewrite import configs
+from fsdp_migrate.rewrite.engine import decide_wraps, interesting, parse, rewrite
+from fsdp_migrate.rewrite.facts import collect, of_text
 from fsdp_migrate.rewrite.file import File, Parsed
 from fsdp_migrate.rewrite.options import Options
 from fsdp_migrate.rewrite.project import Facts, Project
@@ -26,6 +28,8 @@ from fsdp_migrate.rewrite.report import Result
 from fsdp_migrate.rewrite.source import Source
 
 _NOT_SOURCE = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
+_SUFFIXES = frozenset({".py", *configs.SUFFIXES})
+_FACT_ROUNDS = 2
 _STACK = 512 * 1024 * 1024
 _RECURSION = 100_000
 Answer = TypeVar("Answer")
@@ -35,13 +39,14 @@ def rewrite_files(
     paths: Iterable[Path | str], options: Options | None = None
 ) -> tuple[Result, ...]:
     """
-    Rewrite files and the Python files of folders, knowing of one another. Writes nothing.
+    Rewrite files and the source and configuration files of folders, knowing of one another.
+    Writes nothing.
 
     A file that cannot be read or parsed is a result with an `error`; the others go on. Raises
     SourceError for a path that does not exist.
     """
     options = options or Options()
-    files = [str(path) for path in python_files(paths)]
+    files = [str(path) for path in source_files(paths)]
     jobs = max(1, min(options.jobs, len(files)))
     shares = [files[start::jobs] for start in range(jobs)]
     if jobs == 1:
@@ -54,12 +59,12 @@ def rewrite_files(
             worker.close()
 
 
-def python_files(paths: Iterable[Path | str]) -> list[Path]:
+def source_files(paths: Iterable[Path | str]) -> list[Path]:
     """The files to look at, each once, in a stable order."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(path.rglob("*.py"))
+            inside = sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES)
             found.update(dict.fromkeys(file for file in inside if not _is_hidden(file, path)))
         elif path.exists():
             found[path] = None
@@ -85,7 +90,7 @@ class Part(Protocol):
 
 def _rounds(parts: Sequence[Part], order: list[str]) -> tuple[Result, ...]:
     project = Project()
-    for _ in range(2):
+    for _ in range(_FACT_ROUNDS):
         for part in parts:
             part.ask(project, last=False)
         project = Project.of(fact for part in parts for fact in part.facts())
@@ -103,7 +108,9 @@ class Share:
         self.parsed: dict[str, Parsed] = {}
         self.done: dict[str, Result] = {}
         self.paths = paths
+        self.plain: list[Facts] = []  # of files with nothing to rewrite
         self._facts: list[Facts] = []
+        self._asked = 0
         for path in paths:
             self._read(path)
 
@@ -111,31 +118,39 @@ class Share:
         text = ""
         try:
             text = Source.read(Path(path)).text
-            if interesting(text):
+            if Path(path).suffix in configs.SUFFIXES:
+                self.done[path] = configs.rewrite(path, text, self.options)
+            elif interesting(text):
                 self.parsed[path] = parse(text, path)
             else:
                 self.done[path] = Result(path, text, text)
+                self.plain.append(of_text(path, text))
         except SourceError as error:
             self.done[path] = Result(path, text, text, error=str(error))
 
     def ask(self, project: Project, *, last: bool) -> None:
+        self._asked += 1
         if last:
             for path, parsed in self.parsed.items():
                 if path not in self.done:
                     self.done[path] = self._guarded(parsed, project)
             return
-        self._facts = []
+        self._facts = list(self.plain)
         for path, parsed in self.parsed.items():
             if path in self.done:
                 continue
             try:
-                self._facts.append(collect(File(parsed, self.options, project)))
+                facts = collect(File(parsed, self.options, project))
+                if self._asked == _FACT_ROUNDS:  # by now the others are known
+                    wrapped, left = decide_wraps(parsed, self.options, project)
+                    facts = replace(facts, wrapped=wrapped, left=left)
+                self._facts.append(facts)
             except Exception as error:
                 self.done[path] = _failed(parsed, error)
 
     def _guarded(self, parsed: Parsed, project: Project) -> Result:
         try:
-            return rewrite(parsed, self.options, project)
+            return configs.beside(rewrite(parsed, self.options, project), self.options)
         except Exception as error:  # a bug of ours must not stop the other files
             return _failed(parsed, error)
 

@@ -70,13 +70,14 @@ class Outcome:
 class Translation:
     """
     What a set of FSDP1 arguments becomes: keywords of fully_shard (None: a `**` expression),
-    keywords for the units alone, statements before and after sharding, and the units.
+    keywords for the units or the root alone, statements before and after sharding, and the units.
     """
 
     file: File
     at: cst.CSTNode  # where the texts will stand
     keywords: list[tuple[str | None, Make]] = field(default_factory=list)
-    unit_keywords: list[tuple[str, Make]] = field(default_factory=list)
+    unit_keywords: list[tuple[str | None, Make]] = field(default_factory=list)
+    root_keywords: list[tuple[str | None, Make]] = field(default_factory=list)
     setup: list[Make] = field(default_factory=list)  # statements that do not know the model
     before: list[Step] = field(default_factory=list)
     after: list[Step] = field(default_factory=list)

@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fsdp_migrate.errors import SourceError
-from fsdp_migrate.verify.checks import mechanism
+from fsdp_migrate.verify.checks import mechanism, start
 from fsdp_migrate.verify.judge import judge
 from fsdp_migrate.verify.launchers import Launcher
 from fsdp_migrate.verify.processes import last_lines
 from fsdp_migrate.verify.traces import read_trace
 from fsdp_migrate.verify.trial import Job, RankTrace, Trace, Trial
-from fsdp_migrate.verify.verdict import Finding, Pair, Parity, Verdict
+from fsdp_migrate.verify.verdict import Finding, Kind, Pair, Parity, Verdict
 
 MODES = ("exact", "native")
+SIDES = ("before", "after")
 CONTROLS = 2
 Progress = Callable[[str, str, int], None]  # side, trial, steps made so far
 
@@ -91,7 +92,7 @@ def run(experiment: Experiment, launcher: Launcher, progress: Progress | None = 
     worth cannot be said then. A second script that fails is the verdict's business.
     """
     traces = []
-    for name, job in zip(("before", "after"), experiment.jobs(), strict=True):
+    for name, job in zip(SIDES, experiment.jobs(), strict=True):
         found = launch(name, job, launcher, progress)
         if name == "before":
             _usable(found)
@@ -133,11 +134,20 @@ def _failed(before: Trace | None, after: Trace) -> Parity:
     check = "run"
     if before is not None and before.ranks[0].model and after.ranks[0].model:
         pair = Pair(after.trial, before, after, exact=False, fp32=False)
-        if cause := mechanism.set_up(pair):
-            check, finding = "mechanism", replace(cause, message=f"{cause.message}; {message}")
+        for name, look in (("mechanism", mechanism.set_up), ("start", _start)):
+            if cause := look(pair):
+                check, finding = name, replace(cause, message=f"{cause.message}; {message}")
+                break
     return Parity(
         Verdict(finding.kind, finding.kind.name, finding.message, check, finding), (), (), (), ()
     )
+
+
+def _start(pair: Pair) -> Finding | None:
+    """Where every rank of a failed run got as far as its first step, its start can be judged."""
+    ready = all(rank.model and rank.optimizers for rank in pair.after.ranks)
+    finding = start.check(pair) if ready and pair.before.ranks[0].optimizers else None
+    return finding if finding and finding.kind is Kind.FAIL else None
 
 
 def pairs(before: dict[str, Trace], after: dict[str, Trace]) -> Iterator[Pair]:

@@ -24,7 +24,8 @@ CAPTIONS = {
     "loss.png": "Loss of both runs, mean over ranks.",
     "difference.png": "Largest relative difference of a loss over ranks and micro-batches. The "
     "band is measured: three times the drift that a rounding causes in the first run.",
-    "gradient_norm.png": "Global gradient norm as the optimizer saw it.",
+    "gradient_norm.png": "Global gradient norm before clipping, as clip_grad_norm_ told it to the "
+    "script on rank 0; where nothing is clipped, as the optimizer saw it.",
     "resources.png": "Step time and peak memory.",
 }
 COLOURS = {"PASS": "#228833", "FAIL": "#cc3311", "INCONCLUSIVE": "#b37400"}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # Told apart by people who see colours differently, and by shape in print.
 BEFORE, AFTER, ALLOWED, EQUAL, WRONG = "#4477aa", "#ee7733", "#bbbbbb", "#228833", "#cc3311"
 LOWEST = 1e-10  # the floor lies below any difference that fp32 can show
+LEAST_RANGE = 0.02  # of a value: what a loss or norm axis shows at least
 MIB = 2**20
 
 
@@ -39,7 +40,7 @@ def draw(parity: Parity, folder: Path) -> tuple[Path, ...]:
     pictures = {
         "loss.png": _panels(compared, _loss, "loss (mean over ranks)", step),
         "difference.png": _panels(compared, _difference, "relative difference of the loss", step),
-        "gradient_norm.png": _panels(compared, _norm, "gradient norm", step),
+        "gradient_norm.png": _panels(compared, _norm, "gradient norm, before clipping", step),
         "resources.png": _resources(compared),
     }
     for name, figure in pictures.items():
@@ -92,7 +93,7 @@ def _loss(axes: Axes, series: Series) -> None:
 
 
 def _norm(axes: Axes, series: Series) -> None:
-    _overlay(axes, series, lambda p: p.norm_before, lambda p: p.norm_after)
+    _overlay(axes, series, lambda p: p.unclipped_before, lambda p: p.unclipped_after)
 
 
 def _overlay(
@@ -108,6 +109,10 @@ def _overlay(
     ]
     axes.plot(steps, known[0], color=BEFORE, lw=4, alpha=0.6, label="before (FSDP1)")
     axes.plot(steps, known[1], color=AFTER, lw=1.2, marker="o", ms=3, label="after (FSDP2)")
+    heights = [value for values in known for value in values if math.isfinite(value)]
+    if heights and max(heights) - min(heights) < LEAST_RANGE * max(map(abs, heights)):
+        # A curve that is flat but for rounding must look flat.
+        axes.set_ylim(min(heights) * (1 - LEAST_RANGE), max(heights) * (1 + LEAST_RANGE))
 
 
 def _difference(axes: Axes, series: Series) -> None:

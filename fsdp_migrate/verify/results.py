@@ -8,7 +8,8 @@
     redirections  CUDA calls that ran on the CPU
     experiment    the scripts, arguments, ranks, steps, seed, modes
     pairs         by name (exact, fp32, native): device, peak_bytes and steps, each step with
-                  loss, difference, envelope, gradient_norm, seconds, learning_rates
+                  loss, difference, envelope, gradient_norm (at the optimizer),
+                  unclipped_norm (as clip_grad_norm_ told the script), seconds, learning_rates
 
 Numbers are JSON numbers with all digits (`repr` of a double reads back exactly); a number that is
 not finite is the string "nan", "inf" or "-inf".
@@ -87,6 +88,10 @@ def _point(point: Point) -> dict[str, Any]:
         "gradient_norm": {
             "before": _number(point.norm_before),
             "after": _number(point.norm_after),
+        },
+        "unclipped_norm": {
+            "before": _number(point.unclipped_before),
+            "after": _number(point.unclipped_after),
         },
         "seconds": {"before": point.seconds_before, "after": point.seconds_after},
         "learning_rates": list(point.rates),

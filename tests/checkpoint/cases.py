@@ -107,5 +107,7 @@ def equal(found: torch.Tensor, expected: torch.Tensor) -> bool:
     same = found.dtype == expected.dtype and found.shape == expected.shape
     if not same or found.numel() == 0:
         return same
-    left, right = (t.contiguous().reshape(-1).view(torch.uint8) for t in (found, expected))
+    # contiguous() would leave the odd stride of a dimension of size 1.
+    whole = (t.clone(memory_format=torch.contiguous_format) for t in (found, expected))
+    left, right = (t.reshape(-1).view(torch.uint8) for t in whole)
     return torch.equal(left, right)

@@ -7,6 +7,7 @@ rank is built in turn, and its shards are taken as they are.
 
 import contextlib
 import io
+import random
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ class Setup:
     orig: bool
     bf16: bool = False
     ties: int = 0
+    dealt: int | None = None  # seed: parameters go to two param groups, or to none (frozen)
 
 
 class Module(nn.Module):
@@ -170,8 +172,15 @@ def _shard(
             extent = Extent(0, parameter.numel(), file, 0)
             shape = tuple(parameter.shape)
             saved.whole[clean(name)] = Tensor(clean(name), "float32", shape, (extent,))
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
-    for parameter in optimizer.param_groups[0]["params"]:
+    groups: list[list[nn.Parameter]] = [[], [], []]
+    deal = random.Random(setup.dealt)
+    for parameter in wrapped.parameters():
+        groups[0 if setup.dealt is None else deal.randrange(3)].append(parameter)
+    listed = [{"params": group} for group in groups[:2] if group]
+    if not listed:
+        raise Refused("an optimizer without parameters")
+    optimizer = torch.optim.SGD(listed, lr=0.1, momentum=0.9)
+    for parameter in (p for group in listed for p in group["params"]):
         if parameter.numel():
             state = {"momentum_buffer": parameter.detach().clone(), "step": torch.tensor(3.0)}
             optimizer.state[parameter] = state

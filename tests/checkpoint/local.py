@@ -13,7 +13,7 @@ from fsdp_migrate.checkpoint.gather import Gatherer
 from fsdp_migrate.checkpoint.meta_model import from_module
 from fsdp_migrate.checkpoint.model_layout import ModelLayout
 from fsdp_migrate.checkpoint.names import clean
-from fsdp_migrate.checkpoint.readers import ranks
+from fsdp_migrate.checkpoint.readers import dcp, ranks
 from fsdp_migrate.checkpoint.sorting import model_values
 from fsdp_migrate.checkpoint.tensors import Tensor
 from tests.checkpoint.cases import Case
@@ -33,11 +33,15 @@ def layout_of(settings: Mapping[str, Any]) -> ModelLayout:
     return from_module(model, optimizer, "the test's model")
 
 
-def read_local(case: Case) -> tuple[dict[str, Tensor], Contents]:
-    files = [path for path in (case.path / "local_rank").iterdir() if "model" in path.name]
-    (found,) = ranks.rank_sets(files)
-    contents = ranks.read(found)
-    return {clean(name): value for name, value in model_values(contents, ()).items()}, contents
+def read_local(case: Case, part: str = "local_rank") -> tuple[dict[str, Tensor], Contents]:
+    """The model's tensors by clean name, and what else the reader found."""
+    if part == "local_dcp":
+        contents, root = dcp.read(case.path / part / "pytorch_model_fsdp_0"), ("model",)
+    else:
+        files = [path for path in (case.path / part).iterdir() if "model" in path.name]
+        (found,) = ranks.rank_sets(files)
+        contents, root = ranks.read(found), ()
+    return {clean(name): value for name, value in model_values(contents, root).items()}, contents
 
 
 def evidence_of(model: Mapping[str, Tensor], contents: Contents, case: Case) -> Evidence:
@@ -52,8 +56,10 @@ def evidence_of(model: Mapping[str, Tensor], contents: Contents, case: Case) -> 
     return Evidence(loose, views, contents.group_size, writer)
 
 
-def unflattened(case: Case, layout: ModelLayout | None = None, **changes: Any) -> Unflattened:
-    model, contents = read_local(case)
+def unflattened(
+    case: Case, layout: ModelLayout | None = None, part: str = "local_rank", **changes: Any
+) -> Unflattened:
+    model, contents = read_local(case, part)
     evidence = replace(evidence_of(model, contents, case), **changes)
     with Gatherer() as gatherer:
         return unflatten(

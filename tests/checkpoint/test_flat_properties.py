@@ -147,6 +147,30 @@ def test_raw_optimizers_give_every_state_or_are_refused(setup: Setup, told: bool
         assert {n for g in found.optimizer.groups for n in g.params} >= held
 
 
+@given(SETUPS, st.integers(0, 1000), st.booleans())
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+def test_dealt_out_optimizers_give_right_states_or_are_refused(
+    setup: Setup, seed: int, told: bool
+) -> None:
+    """Two param groups and frozen parameters, that nothing but sizes tells of."""
+    setup = replace(setup, dealt=seed)
+    with tempfile.TemporaryDirectory() as folder:
+        saved = sharded(setup, Path(folder))
+        known = Known(
+            from_module(build(setup), None, "the model"),
+            prefixes=list(saved.handles) if told else None,
+            ignored=frozenset(saved.whole),
+            writer=TODAY,
+        )
+        try:
+            found = named(saved.optimizers, known)
+        except OpenQuestion:
+            return
+        truth = dict(build(setup).named_parameters(remove_duplicate=False))
+        for name, states in found.optimizer.state.items():
+            assert equal(values(states["momentum_buffer"]), truth[name].detach()), name
+
+
 def test_torch_pads_with_42() -> None:
     """The constant that the proof of alignment rests on."""
     from torch.distributed.fsdp import _flat_param

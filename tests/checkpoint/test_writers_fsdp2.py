@@ -69,6 +69,18 @@ def test_our_own_reader_reads_them(folder, name):
             assert torch.equal(values(index.optimizer.state[key][what]), value)
 
 
+@pytest.mark.parametrize("version", ["2.6", "2.10", "2.13"])
+@pytest.mark.parametrize("mesh", [(2, 2), (1, 3), (3, 1)])
+def test_our_own_reader_reads_every_form(tmp_path, version, mesh):
+    """All three forms of the DeviceMesh, sides of 1 too."""
+    value = torch.randn(7, 2)
+    index = Index({"w": store(tmp_path / "s", "w", value)}, roles={"w": "parameter"})
+    plan = writer.plan(index, TargetOptions(mesh=mesh, target_torch=version))
+    found = load(write(plan, tmp_path / "o"), LoadOptions()).index
+
+    assert torch.equal(values(found.model["w"]), value)
+
+
 @pytest.mark.parametrize("version", ["2.6.0", "2.10.1", "2.13.0"])
 def test_a_tie_shares_the_local_tensor(tmp_path, version):
     """Both names are there, as FSDP2's own state dict has them, over one storage."""
@@ -192,6 +204,21 @@ def test_what_an_optimizer_file_cannot_say_is_refused(tmp_path):
 
     with pytest.raises(Unsupported, match="in none of its param groups"):
         writer.plan(index, TargetOptions(ranks=2))
+
+
+def test_the_mesh_is_the_models(tmp_path):
+    """Names and device type can be given; a mesh without names is what fully_shard makes itself."""
+    index = Index({"w": store(tmp_path / "s", "w", torch.ones(4))}, roles={"w": "parameter"})
+    for asked, written in ((("dp",), ("dp",)), ((), None), (None, ("fsdp",))):
+        options = TargetOptions(ranks=2, mesh_dim_names=asked, device_type="cuda")
+        plan = writer.plan(index, options)
+        output = write(plan, tmp_path / f"{asked}")
+        value = torch.load(output / "model_world_size_2_rank_0.pt", weights_only=True)["w"]
+        assert value.device_mesh.mesh_dim_names == written
+        assert value.device_mesh.device_type == "cuda"
+        assert any("--mesh-names" in note for note in plan.notes)
+    with pytest.raises(UsageError, match="2 mesh dimension names"):
+        writer.plan(index, TargetOptions(ranks=2, mesh_dim_names=("a", "b")))
 
 
 def test_it_asks_for_the_world_size():

@@ -127,7 +127,7 @@ def test_plain_steps_become_tensors(tmp_path):
 
 def test_what_lies_beside_is_named():
     """Nothing is dropped in silence."""
-    index = Index({}, extras={"lr_scheduler.last_epoch": 3, "rng": None})
+    index = Index({}, extras={("lr_scheduler", 0): 3, ("rng", 1): None})
 
     assert any("lr_scheduler, rng" in note for note in writer.plan(index, TargetOptions()).notes)
 
@@ -205,9 +205,9 @@ def test_members_of_four_gigabytes_use_zip64(tmp_path):
     assert torch._C.PyTorchFileReader(str(path)).get_record("data/1") == b"after" * 4
 
 
-def test_the_same_plan_twice_gives_the_sameraw(tmp_path, values):
+def test_the_same_plan_twice_gives_the_same_bytes(tmp_path, values):
     """No time, no random number: outputs can be compared."""
     index = index_of(tmp_path / "source", values)
-    one = write(writer.plan(index, TargetOptions()), tmp_path / "1.pt").readraw()
+    one = write(writer.plan(index, TargetOptions()), tmp_path / "1.pt").read_bytes()
 
-    assert write(writer.plan(index, TargetOptions()), tmp_path / "2.pt").readraw() == one
+    assert write(writer.plan(index, TargetOptions()), tmp_path / "2.pt").read_bytes() == one

@@ -14,6 +14,7 @@ LOOP = "        optimizer.step()\n"
 CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n"
 BUILD = "    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)\n"
 ROOT = "    fully_shard(model, **kwargs)\n"
+RESUME = ("--resume", "CHECKPOINT")  # the test puts the file's path here
 LOCAL_CLIP = """\
         grads = [p.grad.to_local() for p in model.parameters()]
         norm = torch.stack([g.pow(2).sum() for g in grads]).sum().sqrt()
@@ -138,5 +139,99 @@ BUGS = (
         "mechanism",
         "gradients are reduced in bfloat16 before, float32 after",
         bf16_only=True,
+    ),
+    bug(
+        "frozen layer trained",
+        "model.emb.requires_grad_(False)",
+        "pass",
+        "start",
+        "emb.weight is frozen before, trained after",
+        args=("--freeze",),
+        tensor="emb.weight",
+    ),
+    bug(
+        "sync at the first micro-batch",
+        "micro == args.accumulate - 1",
+        "micro == 0",
+        "step 0",
+        "gradient norm after backward",
+        args=("--accumulate", "3"),
+    ),
+    bug(
+        "never synchronised",
+        "model.set_requires_gradient_sync(micro == args.accumulate - 1)",
+        "model.set_requires_gradient_sync(False)",
+        "step 0",
+        "has a gradient",
+        args=("--accumulate", "3"),
+    ),
+    bug(
+        "loss not divided",
+        "(loss / args.accumulate)",
+        "loss",
+        "step 0",
+        "loss",
+        args=("--accumulate", "3"),
+    ),
+    bug(
+        "buffers not broadcast",
+        "[*model.parameters(), *model.buffers()]",
+        "model.parameters()",
+        "start",
+        "not broadcast",
+        args=("--uneven",),
+        rank=1,
+        tensor="bias",
+    ),
+    bug(
+        "parameters not broadcast",
+        "[*model.parameters(), *model.buffers()]",
+        "model.buffers()",
+        "start",
+        "norm.bias",
+        args=("--uneven",),
+        tensor="norm.bias",
+    ),
+    bug(
+        "aliased step counters",
+        'state["step"] = state["step"].clone()',
+        "pass",
+        "start",
+        "is one tensor in the second run",
+        args=RESUME,
+    ),
+    bug(
+        "momentum not resumed",
+        "        scheduler.load_state_dict",
+        '        [s["exp_avg"].zero_() for s in optimizer.state.values()]\n'
+        "        scheduler.load_state_dict",
+        "start",
+        "exp_avg of",
+        args=RESUME,
+    ),
+    bug(
+        "momentum missing",
+        "        scheduler.load_state_dict",
+        '        [s.pop("exp_avg") for s in optimizer.state.values()]\n'
+        "        scheduler.load_state_dict",
+        "start",
+        "is there in the first run only",
+        args=RESUME,
+    ),
+    bug(
+        "optimizer not resumed",
+        '        set_optimizer_state_dict(model, optimizer, saved["optimizer"], options=options)\n',
+        "",
+        "mechanism",
+        "lr of the optimizer",
+        args=RESUME,
+    ),
+    bug(
+        "scheduler not resumed",
+        '        scheduler.load_state_dict(saved["scheduler"])\n',
+        "",
+        "start",
+        "the learning rate at step 1",
+        args=RESUME,
     ),
 )

@@ -24,6 +24,8 @@ def point(step: int, difference: float, envelope: float | None) -> Point:
         seconds_before=0.030 + 0.004 * (step % 3),
         seconds_after=0.028 + 0.003 * (step % 4),
         rates=(3e-3 / (1 + step),),
+        unclipped_before=4 / (1 + step),
+        unclipped_after=4 / (1 + step),
     )
 
 

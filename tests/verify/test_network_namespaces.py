@@ -18,8 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fsdp_migrate.cli import app
+from fsdp_migrate.errors import Incomplete, UsageError
 from fsdp_migrate.verify.experiment import launch
+from fsdp_migrate.verify.follow import follow
 from fsdp_migrate.verify.launchers.torchrun import Torchrun
 from fsdp_migrate.verify.traces import read_trace
 from fsdp_migrate.verify.trial import Job, Trace, Trial
@@ -29,6 +33,7 @@ PORT = 29431  # both namespaces are new: every port is free
 LAUNCH = """
 import sys
 from pathlib import Path
+from fsdp_migrate.verify.follow import follow
 from fsdp_migrate.verify.launchers.torchrun import Torchrun
 from fsdp_migrate.verify.trial import Job
 Torchrun(sys.argv[2]).run(Job.read(Path(sys.argv[1])))
@@ -102,7 +107,7 @@ def _on_both(nodes: tuple[Node, Node], *command: str, timeout: float) -> list[tu
         said = [process.communicate(timeout=timeout) for process in running]
     finally:
         for process in running:
-            process.kill()
+            process.terminate()  # not killed: it would leave its agent behind
             process.wait()
     return [(p.returncode, out + err) for p, (out, err) in zip(running, said, strict=True)]
 
@@ -133,7 +138,7 @@ def test_two_nodes_train_what_one_node_trains(nodes: tuple[Node, Node], tmp_path
 
 @pytest.mark.root
 def test_verify_over_two_nodes_passes(nodes: tuple[Node, Node], tmp_path: Path) -> None:
-    """The same verify command on both nodes, and both give the verdict."""
+    """The same verify command on both nodes: the endpoint's judges, and both give its verdict."""
     ended = _on_both(
         nodes,
         *(sys.executable, "-m", "fsdp_migrate", "verify", str(SCRIPTS / "fsdp1.py")),
@@ -145,4 +150,45 @@ def test_verify_over_two_nodes_passes(nodes: tuple[Node, Node], tmp_path: Path) 
 
     assert [code for code, _ in ended] == [0, 0], ended
     assert all("PASS (bitwise)" in said for _, said in ended)
+    assert ["another node leads" in said for _, said in ended] == [False, True]
     assert json.loads((tmp_path / "out" / "result.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "here"),
+    [
+        ("127.0.0.1:29400", True),
+        ("localhost:29400", True),
+        ("[::1]:29400", True),
+        ("192.0.2.1:29400", False),  # set aside for documentation: nobody's
+    ],
+)
+def test_the_node_of_the_endpoint_leads(endpoint: str, here: bool) -> None:
+    """An address is this machine's if a socket can be bound to it."""
+    assert Torchrun(endpoint).leads is here
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["10.0.0.1", ":29400", "10.0.0.1:port", "no.such.host.invalid:1"]
+)
+def test_an_endpoint_that_names_no_address_is_refused(endpoint: str) -> None:
+    """At once, instead of a rendezvous that nobody comes to."""
+    with pytest.raises(UsageError, match="--rdzv-endpoint"):
+        _ = Torchrun(endpoint).leads
+
+
+def test_a_leader_that_never_comes_is_told(tmp_path: Path) -> None:
+    """With the file that was waited for."""
+    with pytest.raises(Incomplete, match=r"before/job\.json did not come within 0\.1 s"):
+        follow(tmp_path, Torchrun("192.0.2.1:29400"), 0.1)
+
+
+def test_several_nodes_need_an_endpoint(tmp_path: Path) -> None:
+    """Otherwise every node would wait for itself."""
+    done = CliRunner().invoke(
+        app,
+        ["verify", str(SCRIPTS / "fsdp1.py"), "--nnodes", "2", "--out", str(tmp_path / "out")],
+    )
+
+    assert done.exit_code == 2
+    assert "--rdzv-endpoint HOST:PORT" in done.stderr

@@ -46,6 +46,7 @@ FILE = 4 << 30
 
 def plan(index: Index, options: TargetOptions) -> Plan:
     """Lay out the directory, or the two of accelerate."""
+    options.only(NAME, "ranks", "mesh", "keys")
     index, notes = with_filled_options(index)
     decision = decide(index, options)
     files: list[OutputFile] = []

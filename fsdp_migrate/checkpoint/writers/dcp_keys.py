@@ -46,7 +46,9 @@ def directories(index: Index, style: KeyStyle) -> dict[str, list[Named]]:
         leaves = [*_model(index, ()), *_flattened(index.optimizer), *_extras(index)]
         return {"": _distinct(leaves)}
     if style == "accelerate":
-        made = {"pytorch_model_fsdp_0": _distinct(list(_model(index, ("model",))))}
+        made = {}
+        if index.model:
+            made["pytorch_model_fsdp_0"] = _distinct(list(_model(index, ("model",))))
         if index.optimizer is not None:
             made["optimizer_0"] = _distinct(list(_nested(index.optimizer, "optimizer")))
         return made
@@ -62,7 +64,7 @@ def homeless_extras(index: Index, style: KeyStyle) -> list[tuple[object, ...]]:
 def _extras(index: Index) -> Iterator[Named]:
     """What is beside model and optimizer, where it was."""
     for path, value in index.extras.items():
-        yield from _leaves(path, value)
+        yield from leaves(path, value)
 
 
 def _model(index: Index, root: Path) -> Iterator[Named]:
@@ -80,7 +82,7 @@ def _nested(optimizer: Optimizer | None, root: str) -> Iterator[Named]:
         yield Named((root, "param_groups"), [])
     for number, group in enumerate(optimizer.groups):
         for key, value in group.options.items():
-            yield from _leaves((root, "param_groups", number, key), value)
+            yield from leaves((root, "param_groups", number, key), value)
         yield Named((root, "param_groups", number, "params"), list(group.params))
 
 
@@ -94,28 +96,28 @@ def _flattened(optimizer: Optimizer | None) -> Iterator[Named]:
     for group in optimizer.groups:
         for fqn in group.params:
             for key, value in group.options.items():
-                yield from _leaves(("optimizer", f"param_groups.{fqn}.{key}"), value)
+                yield from leaves(("optimizer", f"param_groups.{fqn}.{key}"), value)
 
 
 def _state(path: Path, fqn: str, name: str, value: StateValue) -> Iterator[Named]:
     if is_plain_step(name, value):
         yield Named(path, value, of=fqn, step=True)
         return
-    for leaf in _leaves(path, value):
+    for leaf in leaves(path, value):
         yield Named(leaf.path, leaf.value, of=fqn)
 
 
-def _leaves(path: Path, value: object) -> Iterator[Named]:
+def leaves(path: Path, value: object) -> Iterator[Named]:
     """
     Cut into leaves as DCP's planner cuts: a dict always, a list where tensors or dicts are inside.
     (Source: torch 2.6.0 and 2.13.0, `_traverse.py`.)
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _leaves((*path, str(key)), item)
+            yield from leaves((*path, str(key)), item)
     elif isinstance(value, list) and not _is_leaf(value):
         for number, item in enumerate(value):
-            yield from _leaves((*path, number), item)
+            yield from leaves((*path, number), item)
     else:
         yield Named(path, value)
 

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from fsdp_migrate.checkpoint.index import Index
 from fsdp_migrate.checkpoint.plan import Carried, Literal, OutputFile, Plan
 from fsdp_migrate.checkpoint.tensors import Block, Item, Piece, Shape, Tensor, boxes_of_run
-from fsdp_migrate.checkpoint.writers.dcp import DataFile, empty_chunk, with_filled_options
+from fsdp_migrate.checkpoint.writers.dcp import NAME, DataFile, empty_chunk, with_filled_options
 from fsdp_migrate.checkpoint.writers.dcp_keys import Named, directories, homeless_extras
 from fsdp_migrate.checkpoint.writers.dcp_metadata import (
     Entry,
@@ -47,7 +47,8 @@ def obstacle(index: Index, options: TargetOptions, originals: Iterable[Tensor]) 
     dtypes = decide(index, options).dtypes
     whole = {tensor.pieces[0].store: tensor for tensor in originals if tensor.pieces}
     files: dict[Path, Item] = {}
-    for tensor in [*index.model.values(), *(index.optimizer.tensors() if index.optimizer else ())]:
+    leaves = (leaf for named in directories(index, options.keys).values() for leaf in named)
+    for tensor in (leaf.value for leaf in leaves if isinstance(leaf.value, Tensor)):
         if not tensor.pieces:
             continue
         store = tensor.pieces[0].store
@@ -74,6 +75,7 @@ def obstacle(index: Index, options: TargetOptions, originals: Iterable[Tensor]) 
 
 def plan(index: Index, options: TargetOptions) -> Plan:
     """Lay out the directory over the data files of its source; `obstacle` must be None."""
+    options.only(NAME, "keys")
     index, notes = with_filled_options(index)
     files: list[OutputFile] = []
     carried: list[Carried] = []

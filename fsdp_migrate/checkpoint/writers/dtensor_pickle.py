@@ -104,9 +104,22 @@ class DTensors:
         replicate = Instance(_REPLICATE, (), None if form == "2.6" else {})
         self._placements = Shared((shard,) if len(mesh.shape) == 1 else (replicate, shard))
         self._order = Shared((Instance(_ORDER, (0, (len(mesh.shape) - 1,))),))
+        self._alike: dict[tuple[str, Shape], tuple[Shared, Shared]] = {}
 
     def dtensor(self, local: Call, dtype: str, shape: Shape) -> Call:
         """A tensor of global `shape`, cut along dim 0, of which this rank holds `local`."""
+        known = self._alike.get((dtype, shape))
+        if known is None:
+            known = self._alike[dtype, shape] = self._new(dtype, shape)
+        args, spec = known
+        state = (None, {"_local_tensor": local, "_spec": spec})
+        return Call(_FROM_TYPE, (_WRAPPER, _DTENSOR, args, state))
+
+    def _new(self, dtype: str, shape: Shape) -> tuple[Shared, Shared]:
+        """
+        Constructor arguments and DTensorSpec, of one dtype and shape. DTensors may share a spec:
+        torch takes those of results from a cache.
+        """
         strides = row_major(shape)
         kind = Global("torch", dtype)
         spec: dict[str, object] = {
@@ -117,9 +130,8 @@ class DTensors:
         if self._form != "2.6":
             spec |= {"shard_order": self._order, "use_strided_shard_as_shard_order": False}
         spec["_hash"] = None  # made when it is first asked for
-        state = (None, {"_local_tensor": local, "_spec": Instance(_SPEC, (), spec)})
         args = (_DTENSOR, kind, shape, strides, 0, _LAYOUT_OF_TENSOR, _CPU, False)
-        return Call(_FROM_TYPE, (_WRAPPER, _DTENSOR, args, state))
+        return Shared(args), Shared(Instance(_SPEC, (), spec))
 
 
 def _mesh(mesh: Mesh, form: Generation, storages: Storages) -> Instance:

@@ -35,6 +35,7 @@ _NAMES = {1: ("fsdp",), 2: ("ddp", "fsdp")}  # verl's
 
 def plan(index: Index, options: TargetOptions) -> Plan:
     """Lay out every rank's files; `UsageError` without a world size."""
+    options.only(NAME, "ranks", "mesh", "device_type", "mesh_dim_names")
     world = options.world_size
     if world is None:
         raise UsageError("--to fsdp2 needs --ranks N, or --mesh RxS for HSDP")
@@ -43,7 +44,9 @@ def plan(index: Index, options: TargetOptions) -> Plan:
     files: list[OutputFile] = []
     for rank in range(world):
         mesh = mesh_of(options, rank)
-        made = {"model": _Rank(index, decision, mesh, form).model()}
+        made = {}
+        if index.model:
+            made["model"] = _Rank(index, decision, mesh, form).model()
         if index.optimizer is not None:
             made["optim"] = _Rank(index, decision, mesh, form).optimizer(index.optimizer)
         for kind, (content, storages) in made.items():
@@ -158,12 +161,12 @@ class _Rank:
 
 
 def _mesh_note(mesh: Mesh, form: Generation) -> str:
-    names = f"named {mesh.names}" if mesh.names else "without names"
+    names = f"named {', '.join(mesh.names)}" if mesh.names else "without names"
     shape = "x".join(map(str, mesh.shape))
     reads = {"2.6": "torch 2.6 to 2.9", "2.10": "torch 2.10 to 2.12", "2.13": "torch 2.13 and on"}
     return (
         f"DTensors on a {mesh.device_type} mesh {shape} {names}, as {reads[form]} reads them; "
-        "load_state_dict wants the model on an equal mesh"
+        "load_state_dict wants the model on an equal mesh (--device-type, --mesh-names)"
     )
 
 

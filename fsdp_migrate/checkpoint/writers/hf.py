@@ -35,6 +35,9 @@ def plan(index: Index, options: TargetOptions) -> Plan:
     Lay out the folder. `Unsupported` for a dtype that safetensors cannot name, `UsageError` where
     a sidecar would replace a file of the model.
     """
+    options.only(NAME)
+    if not index.model:
+        raise Unsupported("the source holds no model, and a Hugging Face folder holds nothing else")
     decision = decide(index, options)
     ties = aliases_to_leave_out(index, options)
     dtypes = {name: decision.dtypes[name] for name in index.model if name not in ties.left_out}

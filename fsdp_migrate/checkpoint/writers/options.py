@@ -1,7 +1,7 @@
 """
 What the user asked of a target.
 
-One set of options for all targets; each writer refuses the ones that have no meaning for it.
+One set of options for all targets; each writer refuses the ones that mean nothing for it.
 """
 
 from __future__ import annotations
@@ -66,6 +66,14 @@ class TargetOptions:
             )
         if self.max_shard_size < 1:
             raise UsageError("the largest shard size must be at least one byte")
+
+    def only(self, target: str, *used: str) -> None:
+        """Raise `UsageError` if an option is given that means nothing for `target`."""
+        for name in ("ranks", "mesh", "keys", "device_type", "mesh_dim_names"):
+            default = "plain" if name == "keys" else None
+            if name not in used and getattr(self, name) != default:
+                flag = {"mesh_dim_names": "mesh-names"}.get(name, name.replace("_", "-"))
+                raise UsageError(f"--{flag} means nothing for --to {target}")
 
     @property
     def world_size(self) -> int | None:

@@ -66,7 +66,8 @@ class Pickler:
 
     def __init__(self) -> None:
         self._out = bytearray(b"\x80\x02")
-        self._memo: dict[object, bytes] = {}
+        # Global is a tuple of strings and Shared goes by identity: no two of these keys collide.
+        self._memo: dict[str | Global | Shared, bytes] = {}
 
     def raw(self, opcodes: bytes) -> None:
         """Opcodes as they are, for the millions of alike records that `add` is too slow for."""
@@ -74,11 +75,10 @@ class Pickler:
 
     def reference(self, value: str | Global | Shared) -> bytes:
         """Opcodes that push `value`, which is defined here and now if it has not been before."""
-        key = _memo_key(value)
-        if key not in self._memo:
+        if value not in self._memo:
             self.add(value)
             self._out += b"0"  # POP: only the memo keeps it
-        return self._memo[key]
+        return self._memo[value]
 
     def add(self, value: object) -> None:
         """Push `value`; `Unsupported` for a type that pickles here never hold."""
@@ -94,36 +94,38 @@ class Pickler:
         self._out += b"."
         return bytes(self._out)
 
-    def _remembered(self, value: str | Global | Shared, emit: Callable[[], None]) -> None:
-        key = _memo_key(value)
-        known = self._memo.get(key)
-        if known is not None:
-            self._out += known
-            return
-        emit()
+    def _remember(self, value: str | Global | Shared) -> None:
         number = len(self._memo)
         if number < 256:
             self._out += b"q%c" % number
-            self._memo[key] = b"h%c" % number
+            self._memo[value] = b"h%c" % number
         else:
             self._out += b"r" + struct.pack("<I", number)
-            self._memo[key] = b"j" + struct.pack("<I", number)
+            self._memo[value] = b"j" + struct.pack("<I", number)
+
+    def _known(self, value: str | Global | Shared) -> bool:
+        """Push `value` from the memo, if it is there."""
+        known = self._memo.get(value)
+        if known is None:
+            return False
+        self._out += known
+        return True
 
     def _str(self, value: str) -> None:
-        def emit() -> None:
+        if not self._known(value):
             text = value.encode("utf-8", "surrogatepass")
             self._out += b"X" + struct.pack("<I", len(text)) + text
-
-        self._remembered(value, emit)
+            self._remember(value)
 
     def _global(self, value: Global) -> None:
-        def emit() -> None:
+        if not self._known(value):
             self._out += b"c%s\n%s\n" % (value.module.encode(), value.name.encode())
-
-        self._remembered(value, emit)
+            self._remember(value)
 
     def _shared(self, value: Shared) -> None:
-        self._remembered(value, lambda: self.add(value.value))
+        if not self._known(value):
+            self.add(value.value)
+            self._remember(value)
 
     def _int(self, value: int) -> None:
         self._out += integer(value)
@@ -229,8 +231,3 @@ def integer(value: int) -> bytes:
     if size < 256:
         return b"\x8a%c" % size + value.to_bytes(size, "little", signed=True)
     raise Unsupported(f"an integer of {size} bytes cannot be written")
-
-
-def _memo_key(value: str | Global | Shared) -> object:
-    # A Global is a tuple of strings, never equal to a string; a Shared is known by identity.
-    return value

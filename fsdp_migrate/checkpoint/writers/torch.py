@@ -30,9 +30,12 @@ NAME = "torch"
 
 def plan(index: Index, options: TargetOptions) -> Plan:
     """Lay out the file; its name is the caller's."""
+    options.only(NAME)
     decision = decide(index, options)
     storages = Storages()
-    content: dict[str, object] = {"model": _model(index, decision, storages)}
+    content: dict[str, object] = {}
+    if index.model:
+        content["model"] = _model(index, decision, storages)
     notes = decision.notes
     if index.optimizer is not None:
         content["optim"] = _optimizer(index.optimizer, storages)
@@ -53,11 +56,11 @@ def _add_extras(index: Index, content: dict[str, object], storages: Storages) ->
     """Put what is beside model and optimizer where it was; returns the paths that have no place."""
     left_out = []
     for path, value in index.extras.items():
-        place: Any = content
+        # A list that was taken apart because of the tensors in it is not put together again.
+        place: Any = content if all(type(key) is str for key in path) else None
         for key in path[:-1]:
             place = place.setdefault(key, {}) if type(place) is dict else None
-        # A list that was taken apart because of the tensors in it is not put together again.
-        if type(place) is not dict or path[-1] in place or not all(type(k) is str for k in path):
+        if type(place) is not dict or path[-1] in place:
             left_out.append(path)
         else:
             place[path[-1]] = storages.value(value)

@@ -74,10 +74,20 @@ class KeywordDict(ArgumentRule):
         """The translation of a dict in a variable, made once however often it is used."""
         found = KeywordVariable(file, value)
         key = id(found.made)
+        if key in file.spoilt:
+            raise Undecided("the dict is shared with a call that is left as it is")
         if key not in file.keyword_dicts:
             file.keyword_dicts[key] = found.translate()
         translation: Translation = file.keyword_dicts[key]
         return translation
+
+
+def literal_of(file: File, value: cst.BaseExpression) -> cst.CSTNode | None:
+    """The dict literal behind a `**` argument, if it can be followed."""
+    try:
+        return KeywordVariable(file, value).made
+    except Undecided:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

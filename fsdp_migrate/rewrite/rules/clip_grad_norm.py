@@ -99,16 +99,7 @@ class ClipGradNorm(Rule):
             return
         if not file.models.is_model(inner.value) or not file.open(call):
             return
-        used = not isinstance(file.tree.parent(call), cst.Expr)
-        grown = isinstance(file.tree.parent(call), cst.Attribute)
-        if used and not (grown and file.tree.parent(call).attr.value == "full_tensor"):  # type: ignore[union-attr]
-
-            def text() -> str:
-                passed = [file.render(arg).rstrip().rstrip(",") for arg in call.args]
-                return f"{file.render(call.func)}({', '.join(passed)}).full_tensor()"
-
-            file.edits.replace(call, text)
-        message = "clips by the global norm now; under FSDP1 it was each rank's part"
+        message = "clips by the global norm, a DTensor; FSDP1 clipped by each rank's part"
         file.differs(call, "torch.nn.utils.clip_grad_norm_", message)
 
 

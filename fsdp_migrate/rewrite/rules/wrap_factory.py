@@ -68,9 +68,6 @@ class WrapFactory(Rule):
             if use.api.name == "enable_wrap" and use.call and _is_fsdp1(file, use.call):
                 if file.open(use.node):
                     self._attempt(file, use, use.call, self._enable)
-            elif use.api.name == "wrap" and use.call and _is_fsdp1(file, use.call):
-                if file.open(use.node):
-                    self._attempt(file, use, use.call, self._wrap)
             elif use.api == api.Api(api.FSDP) and use.call is None:
                 above = file.tree.parent(use.node)
                 call = file.tree.parent(above) if isinstance(above, cst.Arg) else None
@@ -78,15 +75,27 @@ class WrapFactory(Rule):
                     continue
                 if file.is_call(call, "functools.partial") and file.open(use.node):
                     self._attempt(file, use, call, self._partial)
+        left = any(str(file.api(call.func)) == "enable_wrap" for call in file.left)
+        for use in list(file.all_uses):
+            if use.api.name == "wrap" and use.call and _is_fsdp1(file, use.call):
+                if left:
+                    file.skipped(use.node, "waits for enable_wrap, which is left", use.api)
+                elif file.open(use.node):
+                    self._attempt(file, use, use.call, self._wrap)
 
     @staticmethod
     def _attempt(file: File, use: Use, call: cst.Call, decide: Decide) -> None:
+        before = file.copy_state()
         try:
             message = decide(file, call)
         except Undecided as reason:
+            file.restore(before)
             file.todo(use.node, use.api, str(reason))
             file.cover_below(call)
+            file.left.append(call)
+            file.keep_values(call)
             return
+        file.factories += 1
         file.rewritten(use.node, use.api, message)
 
     @staticmethod

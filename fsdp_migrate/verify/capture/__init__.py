@@ -21,5 +21,7 @@ Each of the others is one thing that is watched or replaced, with an `install(se
     process_groups.py  process groups are left to the end of the process
     cuda_on_cpu.py  CUDA calls on a machine without CUDA
     fsdp1_on_cpu.py what FSDP1 asks of a device and the CPU cannot give
+    accelerate_on_cpu.py  what accelerate leaves out on CPUs
+    after_import.py acting on a library once the script imports it
     rounding.py     the control: gradients moved by a rounding
 """

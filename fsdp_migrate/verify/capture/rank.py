@@ -16,6 +16,7 @@ from typing import NoReturn
 import torch
 
 from fsdp_migrate.verify.capture import (
+    accelerate_on_cpu,
     clipping,
     collectives,
     cuda_on_cpu,
@@ -53,7 +54,9 @@ def _install(session: Session, folder: Path, modes: contextlib.ExitStack) -> Non
     trial, patches = session.trial, Patches()
     if session.device == "cpu":
         modes.enter_context(cuda_on_cpu.install(session.recorder, patches))
-        fsdp1_on_cpu.install(cuda_on_cpu.Redirect(session.recorder))
+        redirect = cuda_on_cpu.Redirect(session.recorder)
+        fsdp1_on_cpu.install(redirect)
+        accelerate_on_cpu.install(redirect)
     if trial.fp32:
         modes.enter_context(precision.install())
     process_groups.install(patches, trial.name)

@@ -133,6 +133,12 @@ def _optimizers(pair: Pair) -> Finding | None:
 
 
 def _optimizer(label: str, before: Optimizer, after: Optimizer) -> Finding | None:
+    if before.strangers and before.strangers == before.tensors:
+        return _inconclusive(
+            f"{label} of the first run holds {before.strangers} parameters that are not the "
+            "model's (FSDP1 without use_orig_params replaced them), so it trains nothing: the "
+            "baseline itself is wrong"
+        )
     if after.strangers and not before.strangers:
         return Finding(
             f"{label} holds {after.strangers} of {after.tensors} parameters that are no longer the "

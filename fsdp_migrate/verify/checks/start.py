@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fsdp_migrate.verify.checks.mechanism import params
 from fsdp_migrate.verify.trial import Trace
 from fsdp_migrate.verify.verdict import Finding, Kind, Pair
@@ -83,11 +85,17 @@ def _buffers(pair: Pair) -> Finding | None:
             if now["print"] not in was.values():
                 return Finding(
                     f"buffer {name} starts with other values on rank {before.rank}"
-                    f"{_not_broadcast(pair.after, name)}",
+                    f"{_dtypes(was, now)}{_not_broadcast(pair.after, name)}",
                     rank=before.rank,
                     tensor=name,
                 )
     return None
+
+
+def _dtypes(was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """A cast is the usual reason: FSDP1's buffer_dtype has no counterpart."""
+    one, other = (text["print"].split()[-2] for text in (was, now))
+    return "" if one == other else f" ({one} before, {other} after)"
 
 
 def _not_broadcast(after: Trace, name: str) -> str:

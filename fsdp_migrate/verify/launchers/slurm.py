@@ -52,6 +52,10 @@ srun --overlap --job-name="$name" --nodes="$nodes" --ntasks="$nodes" --ntasks-pe
 class Slurm:
     name: str = "slurm"
 
+    @property
+    def leads(self) -> bool:
+        return True
+
     def script(self, job: Job) -> str:
         """What `sbatch` takes, and what runs inside an allocation as it is."""
         name = _job_name(job)

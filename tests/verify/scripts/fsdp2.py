@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--strategy", default="FULL_SHARD")
     parser.add_argument("--flat", action="store_true")
     parser.add_argument("--freeze", action="store_true")
+    parser.add_argument("--uneven", action="store_true")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--resume")
     args = parser.parse_args()
@@ -33,6 +34,9 @@ def main() -> None:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.manual_seed(0)
     model = Decoder()
+    if args.uneven:  # rank 0's values must reach everyone
+        model.bias.add_(rank)
+        model.norm.bias.data.add_(rank)
     if args.freeze:
         model.emb.requires_grad_(False)
     for tensor in [*model.parameters(), *model.buffers()]:

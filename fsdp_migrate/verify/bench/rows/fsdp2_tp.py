@@ -16,7 +16,8 @@ def parallelize(model: nn.Module, blocks: tuple[nn.Module, ...], ranks: Ranks) -
     if ranks.world_size % PARTS:
         raise Unsupported(f"{ranks.world_size} ranks are not divisible by TP={PARTS}")
     mesh = ranks.mesh((ranks.world_size // PARTS, PARTS), ("shard", "tensor"))
-    tensor_parallel.cut(model.to(ranks.device), blocks, mesh["tensor"])
+    # Each parameter goes to its device when it is cut: the whole model never has to fit one.
+    tensor_parallel.cut(model, blocks, mesh["tensor"])
     return shard(model, blocks, ranks, mesh=mesh["shard"])
 
 
