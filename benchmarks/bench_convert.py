@@ -3,8 +3,8 @@ Speed and memory of convert-ckpt against what one would use instead, in the same
 
 Every row is a ratio of wall times, taken in turns (see `timing.py`), and the peak memory of the
 process; "must" is what the project promises, "met" whether this run on this machine met it. Nothing
-fails here but a conversion that fails. `--gb` is the size of the model (default 4), `--only` picks
-rows by a part of their name, `--folder` is the disk to measure (default: the temporary folder).
+fails here but a conversion that fails. `--gb` is the size of the model (default 4), `--rows` picks
+some of them, `--folder` is the disk to measure (default: the temporary folder).
 """
 
 from __future__ import annotations
@@ -196,15 +196,15 @@ def main() -> None:
     size = float(os.environ.get("FSDP_MIGRATE_BENCH_GB", "4"))
     parser.add_argument("--gb", type=float, default=size, help="size of the model")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", default="", help="|".join(r.__name__ for r in ROWS))
+    known = [row.__name__ for row in ROWS]
+    parser.add_argument("--rows", default=",".join(known), help="which, and in which order")
     parser.add_argument("--folder", help="where to make and convert the checkpoints")
     options = parser.parse_args()
     with workplace(options.folder) as folder:
         bench = Bench(folder, int(options.gb * 1e9), options.repeats)
-        for rows in ROWS:
-            if options.only in rows.__name__:
-                for line in rows(bench):
-                    print(line, flush=True)
+        for name in options.rows.split(","):
+            for line in ROWS[known.index(name)](bench):
+                print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ random bytes, so that nothing on the way can profit from zeros.
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,13 +78,45 @@ def rank_files(folder: Path, nbytes: int, ranks: int, make: Any) -> None:
         dist.destroy_process_group()
 
 
+def local_files(folder: Path, nbytes: int, ranks: int) -> None:
+    """
+    LOCAL_STATE_DICT of a model wrapped by layer, and each rank's optimizer.state_dict(), together
+    about `nbytes`; and the layout that names what is in the flat parameters.
+    """
+    units: dict[str, int] = {"": 0}
+    parameters = []
+    for name, shape in shapes(nbytes // 3):
+        parts = name.split(".")
+        unit = ".".join(parts[:3]) if parts[1] == "layers" else ""
+        units[unit] = units.get(unit, 0) + torch.Size(shape).numel()
+        parameters.append({"name": name, "shape": shape, "dtype": "bfloat16"})
+    layout = {"format": "fsdp-migrate model layout", "version": 1, "parameters": parameters}
+    (folder / "layout.json").write_text(json.dumps(layout))
+    options = dict(torch.optim.AdamW([torch.zeros(1)]).param_groups[0], params=[*range(len(units))])
+    for rank in range(ranks):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+        model, state = {}, {}
+        for number, (unit, numel) in enumerate(units.items()):
+            flat = f"{unit}._flat_param".removeprefix(".")
+            model[flat] = sharded_tensor((numel,), rank, ranks)
+            size = (-(-numel // ranks),)
+            moments = {key: random(size) for key in ("exp_avg", "exp_avg_sq")}
+            state[number] = {"step": torch.tensor(8.0), **moments}
+        torch.save(model, folder / f"pytorch_model_fsdp_rank{rank}.bin")
+        torch.save({"state": state, "param_groups": [options]}, folder / f"optim_rank{rank}.pt")
+        dist.destroy_process_group()
+
+
 KINDS = {"sharded-tensor": sharded_tensor, "dtensor": dtensor}
 
 
 def main(kind: str, folder: str, nbytes: str, ranks: str = "4") -> None:
     Path(folder).mkdir(parents=True)
     torch.manual_seed(0)
-    rank_files(Path(folder), int(nbytes), int(ranks), KINDS[kind])
+    if kind == "local":
+        local_files(Path(folder), int(nbytes), int(ranks))
+    else:
+        rank_files(Path(folder), int(nbytes), int(ranks), KINDS[kind])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ and are kept once. Whether replicas really are equal is checked when bytes are r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,30 +39,54 @@ class _Seen:
     value: RankValue
 
 
-def assemble(files: Sequence[RankFile], format_name: str) -> Contents:
-    """The contents of a complete set of rank files; `Incomplete` where ranks are missing."""
-    trees, raw = _split_raw(files)
-    seen: dict[KeyPath, list[_Seen]] = {}
-    plain: dict[KeyPath, dict[int, Any]] = {}
-    with Gatherer() as gatherer:
-        for tree in trees:
+class _Ranks:
+    """What the rank files hold, taken in one after the other: their trees need not stay."""
+
+    def __init__(self) -> None:
+        self.seen: dict[KeyPath, list[_Seen]] = {}
+        self.plain: dict[KeyPath, dict[int, Any]] = {}
+        self.raw: dict[KeyPath, list[RankTree]] = {}
+        self.order: dict[KeyPath, None] = {}
+        self.ranks: set[int] = set()
+
+    def add(self, entry: RankFile) -> None:
+        self.ranks.add(entry.rank)
+        tree = _without_raw(entry.file.tree, (), entry.rank, self.raw)
+        tree = {} if tree is None else tree
+        with Gatherer() as gatherer:
             meshes = Meshes(gatherer)
-            for path, leaf in walk(tree.tree):
+            for path, leaf in walk(tree):
+                self.order.setdefault(path)
                 with decoding(shown(path)):
                     value = rank_value(leaf, shown(path), meshes)
                 if value is None:
-                    plain.setdefault(path, {})[tree.rank] = leaf
+                    self.plain.setdefault(path, {})[entry.rank] = leaf
                 else:
-                    seen.setdefault(path, []).append(_Seen(tree.rank, value))
+                    self.seen.setdefault(path, []).append(_Seen(entry.rank, value))
+
+
+def assemble(files: Iterable[RankFile], format_name: str) -> Contents:
+    """
+    The contents of a complete set of rank files; `Incomplete` where ranks are missing.
+
+    `files` may be read while they are asked for: one at a time is held.
+    """
+    found, first = _Ranks(), None
+    for entry in files:
+        file = entry.file
+        first = first or (file.path.parent, _module_paths(file.tree), writer_of(file))
+        found.add(entry)
+        del entry, file  # before the next one is read
+    assert first is not None
+    folder, module_paths, writer = first
+    seen, plain, ranks = found.seen, found.plain, found.ranks
     views = _take_views(seen)
-    ranks = {file.rank for file in files}
-    folder = files[0].file.path.parent
     _check_ranks(seen, ranks, folder)
     values: dict[KeyPath, object] = {}
     roles: dict[KeyPath, Role] = {}
     replicas: list[Replica] = []
-    known = any(_is_parameter(found) for found in seen.values())
-    for path in _in_order(trees, seen, plain):
+    known = any(_is_parameter(items) for items in seen.values())
+    for path in found.order:
         if path in seen:
             tensor, others = _join(path, seen[path], ranks)
             values[path] = tensor
@@ -70,21 +94,21 @@ def assemble(files: Sequence[RankFile], format_name: str) -> Contents:
             # Beside known parameters, the rest are buffers or belong to ignored modules.
             other: Role = "buffer" if known else "unknown"
             roles[path] = "parameter" if _is_parameter(seen[path]) else other
-        else:
+        elif path in plain:
             values[path] = plain[path][min(plain[path])]
-    groups = {s.value.group for found in seen.values() for s in found if s.value.group}
+    groups = {s.value.group for items in seen.values() for s in items if s.value.group}
     return Contents(
         format=format_name,
         values=values,
         roles=roles,
-        raw=raw,
+        raw={path: tuple(items) for path, items in found.raw.items()},
         flat_views=views,
         replicas=tuple(replicas),
-        differing=frozenset(path for path, found in plain.items() if not _alike(found, ranks)),
-        module_paths=_module_paths(files[0].file.tree),
+        differing=frozenset(path for path, items in plain.items() if not _alike(items, ranks)),
+        module_paths=module_paths,
         world_size=_world_size(seen, ranks),
         group_size=max(groups) if groups else None,
-        writer=writer_of(files[0].file),
+        writer=writer,
     )
 
 
@@ -113,25 +137,13 @@ def is_raw_optimizer(tree: Any) -> bool:
     )  # fmt: skip
 
 
-def _split_raw(
-    files: Sequence[RankFile],
-) -> tuple[list[RankTree], dict[KeyPath, tuple[RankTree, ...]]]:
-    """Take the raw optimizers out of every rank's tree."""
-    trees: list[RankTree] = []
-    raw: dict[KeyPath, list[RankTree]] = {}
-    for entry in files:
-        rest = _without_raw(entry.file.tree, (), entry.rank, raw)
-        rest = {} if rest is None else rest
-        trees.append(RankTree(entry.rank, rest))
-    return trees, {path: tuple(items) for path, items in raw.items()}
-
-
 def _without_raw(
     tree: Any,
     path: KeyPath,
     rank: int,
     raw: dict[KeyPath, list[RankTree]],
 ) -> Any:
+    """`tree` without the raw optimizers in it, which go into `raw`."""
     if is_raw_optimizer(tree):
         raw.setdefault(path, []).append(RankTree(rank, tree))
         return None
@@ -149,17 +161,6 @@ def _without_raw(
             _without_raw(item, (*path, position), rank, raw)
         return None
     return tree
-
-
-def _in_order(
-    trees: Sequence[RankTree], seen: Mapping[KeyPath, Any], plain: Mapping[KeyPath, Any]
-) -> Iterable[KeyPath]:
-    order: dict[KeyPath, None] = {}
-    first = [path for path, _ in walk(trees[0].tree)] if trees else []
-    order.update(dict.fromkeys(first))
-    order.update(dict.fromkeys(seen))
-    order.update(dict.fromkeys(plain))
-    return (path for path in order if path in seen or path in plain)
 
 
 def is_flat_key(path: KeyPath) -> bool:
@@ -203,6 +204,7 @@ def _check_ranks(seen: Mapping[KeyPath, list[_Seen]], ranks: set[int], folder: P
     peers: set[int] = set()
     worlds: dict[int, int] = {}
     group = world = 0
+    counted: set[int] = set()  # of all the shards' peers; a file's shards share a few of them
     for path, found in seen.items():
         for item in found:
             value = item.value
@@ -213,7 +215,9 @@ def _check_ranks(seen: Mapping[KeyPath, list[_Seen]], ranks: set[int], folder: P
                 )
             if isinstance(value.peers, range):
                 worlds.setdefault(len(value.peers), item.rank)
-            peers.update(value.peers)
+            if id(value.peers) not in counted:
+                counted.add(id(value.peers))
+                peers.update(value.peers)
             group, world = max(group, value.group or 0), max(world, len(value.peers))
     if len(worlds) > 1:
         sizes = " and ".join(f"{size} (rank {rank})" for size, rank in sorted(worlds.items()))

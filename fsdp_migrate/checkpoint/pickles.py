@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from fsdp_migrate.checkpoint.bounds import check_tree, limited_memory
 from fsdp_migrate.checkpoint.dtypes import DTYPES, FROM_STORAGE
@@ -67,14 +67,14 @@ class StorageType:
 class Inert:
     """A torch object, as its constructor arguments and state; made by pickle, never by us."""
 
-    qualified: str = ""
-    args: tuple[Any, ...] = ()
-    state: Any = None
+    __slots__ = ("args", "state")
+    qualified: ClassVar[str] = ""
+    args: tuple[Any, ...]
+    state: Any
 
     def __new__(cls, *args: Any, **_: Any) -> Inert:
         self = object.__new__(cls)
-        if args:
-            self.args = args
+        self.args, self.state = args, None
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
@@ -246,6 +246,10 @@ class Unpickler(pickle.Unpickler):
             raise Corrupt(
                 f"{self._path}: its pickle is damaged ({type(error).__name__}: {error})"
             ) from None
+        finally:
+            # Both refer to this unpickler again, and would keep all it has read alive with it.
+            self._known.clear()
+            self.memo.clear()
 
     def find_class(self, module: str, name: str) -> Any:
         key = (module, name)
@@ -277,7 +281,7 @@ class Unpickler(pickle.Unpickler):
         if _ROWS.fullmatch(full):
             return type(name, (Row,), {})
         if _OPAQUE_TORCH.fullmatch(full):
-            return type(name, (Inert,), {"qualified": full})
+            return type(name, (Inert,), {"qualified": full, "__slots__": ()})
         return self._foreign(module, name)
 
     def _foreign(self, module: str, name: str) -> Any:
@@ -378,7 +382,7 @@ class Unpickler(pickle.Unpickler):
         """Only ever used for ShardedTensor's nested class ProcessGroupState."""
         owner = getattr(_owner, "qualified", "")
         if owner.endswith("sharded_tensor.api.ShardedTensor") and name == "ProcessGroupState":
-            return type(name, (Inert,), {"qualified": f"{owner}.{name}"})
+            return type(name, (Inert,), {"qualified": f"{owner}.{name}", "__slots__": ()})
         raise Forbidden(
             f"{self._path}: its pickle asks for getattr(…, {name!r}), which is never run"
         )

@@ -12,6 +12,7 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -103,9 +104,14 @@ def _sharded_tensor(value: Inert, name: str) -> RankValue:
         tuple(shards),
         parameter=True,
         rank=group.field("global_rank"),
-        peers=range(group.field("global_world_size")),
+        peers=_ranks(group.field("global_world_size")),
         group=group.field("local_world_size"),
     )
+
+
+@cache
+def _ranks(world_size: int) -> range:
+    return range(world_size)
 
 
 def _dtensor(value: Inert, name: str, meshes: Meshes) -> RankValue:

@@ -6,7 +6,7 @@ tensors. The rank is a number in the file's name; any naming will do.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,8 +79,5 @@ def read(rank_set: RankSet) -> Contents:
             f"{folder}: {rank_set.template} should be there for ranks 0 to {len(expected) - 1}; "
             f"missing: {missing}, found: {ranks}"
         )
-    return assemble(_load(rank_set.files), "one torch.save file a rank")
-
-
-def _load(files: Sequence[tuple[int, Path]]) -> list[RankFile]:
-    return [RankFile(rank, read_torch_file(path)) for rank, path in files]
+    files = (RankFile(rank, read_torch_file(path)) for rank, path in rank_set.files)
+    return assemble(files, "one torch.save file a rank")
