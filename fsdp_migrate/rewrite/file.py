@@ -20,7 +20,7 @@ from fsdp_migrate.rewrite.options import Options, State
 from fsdp_migrate.rewrite.project import Project
 from fsdp_migrate.rewrite.report import Site
 from fsdp_migrate.rewrite.skips import Skips, marker
-from fsdp_migrate.rewrite.tree import Tree, walk
+from fsdp_migrate.rewrite.tree import SCOPES, Tree, walk
 from fsdp_migrate.rewrite.values import Values
 
 if TYPE_CHECKING:
@@ -152,6 +152,18 @@ class File:
         kinds = cst.Assign | cst.AnnAssign | cst.Return | cst.Expr
         return isinstance(statement, kinds) and statement.value is call
 
+    def runs_once(self, call: cst.Call) -> bool:
+        """Whether a call runs exactly once when its plain statement does: statements fit around."""
+        statement = self.tree.statement(call)
+        if not isinstance(statement, cst.BaseSmallStatement):
+            return False
+        for above in self.tree.ancestors(call):
+            if above is statement:
+                return True
+            if isinstance(above, (*SCOPES, cst.IfExp, cst.BooleanOperation)):
+                return False
+        return True
+
     def uses(self, name: str, member: str | None = None) -> Iterator[Use]:
         """The uses of one FSDP1 name that no earlier rule has dealt with."""
         for use in self.all_uses:
@@ -254,9 +266,12 @@ class File:
 
     def skip_all(self, why: str) -> None:
         """Every use that is still open is left."""
+        running = self.rule
         for use in self.all_uses:
             if not self.accounted(use.node):
+                self.rule = api.rule_of(use.api)
                 self.skipped(use.node, why, use.api)
+        self.rule = running
 
     def covered(self, node: cst.CSTNode) -> None:
         """`node` is part of a use that is accounted for as a whole."""
