@@ -55,6 +55,7 @@ class Modes:
     def __init__(self, file: File) -> None:
         self.file = file
         self.left: set[int] = set()  # contexts that stay as they are
+        self.local_is_sharded = False
 
     @cached_property
     def sticky(self) -> list[cst.Call]:
@@ -118,6 +119,8 @@ class Modes:
         found = self.file.api(self.file.values.only(value))
         if found is None or found.name != "StateDictType" or found.member is None:
             raise Undecided(f"which StateDictType {self.file.tree.code(value)} is cannot be seen")
+        if found.member.startswith("LOCAL") and not self.local_is_sharded:
+            raise Undecided("FSDP2 has no local state dict; --unsafe makes it a sharded one")
         return found.member.removesuffix("_STATE_DICT")
 
     def _of_other_file(self, value: cst.BaseExpression) -> Config | None:

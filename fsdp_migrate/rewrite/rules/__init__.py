@@ -25,6 +25,7 @@ from fsdp_migrate.rewrite.rules.global_sizes import GlobalSizes
 from fsdp_migrate.rewrite.rules.grad_scaler import ShardedScaler
 from fsdp_migrate.rewrite.rules.internals import Internals
 from fsdp_migrate.rewrite.rules.leftovers import Leftovers
+from fsdp_migrate.rewrite.rules.local_state_dict import LocalStateDict
 from fsdp_migrate.rewrite.rules.mixed_precision import MixedPrecisionObject
 from fsdp_migrate.rewrite.rules.no_sync import NoSync
 from fsdp_migrate.rewrite.rules.old_checkpoint import OldCheckpoint
@@ -59,6 +60,7 @@ RULES: tuple[type[Rule], ...] = (
     DroppedArgument,
     MixedPrecisionObject,
     CpuOffloadObject,
+    LocalStateDict,
     OldCheckpoint,
     StateDictContext,
     StickyStateDictType,

@@ -82,8 +82,9 @@ class InitArgument(ArgumentRule):
             inner = "\n".join(f"    {text}" for text in line.split("\n"))
             return f"if {file.render(value)}:\n{inner}"
 
-        translation.before.append(keep)
-        translation.after.append(give)
+        translation.synced = always and not self._device(translation, file)
+        translation.before.insert(0, keep)
+        translation.after.insert(0, give)
         return "rewritten", "rank 0's weights are given to every rank after sharding"
 
     @staticmethod

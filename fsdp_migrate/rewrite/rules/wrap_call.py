@@ -144,7 +144,9 @@ class Writer:
 
     def _only_expression(self) -> None:
         """Raise Undecided if the call needs statements around it that have no place."""
-        steps = self.translation.before or self.translation.after or self.translation.init
+        translation = self.translation
+        steps = bool(translation.before or translation.after or translation.init)
+        steps = steps and not translation.only_synced
         lazy = self.file.tree.nearest(self.call, cst.Lambda) is not None
         if steps or (lazy and self.translation.setup):
             raise Undecided("the arguments need statements around the call: make it one itself")
@@ -317,16 +319,24 @@ class Writer:
         units = self.translation.units
         keywords = self._keywords()
         if units is None:
-            return self._root(model)
+            return self._synced(self._root(model))
         if units.condition is not None or units.predicate is None:
             helper = snippets.shard_by_policy(self.file)
             policy = units.policy()
             if units.condition is not None:
                 policy = f"{policy} if {units.condition()} else None"
-            return self._format(helper, [model, policy, *keywords, "root=True"])
+            made = self._format(helper, [model, policy, *keywords, "root=True"])
+            return self._synced(made)
         helper = snippets.shard_units(self.file)
         test = f"lambda module: {units.predicate('module')}"
-        return self._format(helper, [model, test, *keywords])
+        return self._synced(self._format(helper, [model, test, *keywords]))
+
+    def _synced(self, call: str) -> str:
+        """`shard(model, ...)` by way of the helper that copies rank 0's weights, if asked for."""
+        if not self.translation.only_synced:
+            return call
+        function, rest = call.split("(", 1)
+        return f"{snippets.shard_from_rank0(self.file)}({function}, {rest}"
 
     def _format(self, function: str, arguments: list[str], deeper: int = 0) -> str:
         indentation = self.file.indentation(self.call) + 4 * deeper
