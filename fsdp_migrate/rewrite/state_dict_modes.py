@@ -64,7 +64,7 @@ class Modes:
 
     def at(self, node: cst.CSTNode) -> Mode:
         for above in self.file.tree.ancestors(node):
-            if isinstance(above, cst.With) and (call := self._entered(above)) is not None:
+            if isinstance(above, cst.With) and (call := self.entered(above)) is not None:
                 if id(call) in self.left:
                     raise Undecided("the state_dict_type context around it is left as it is")
                 return self.read(call)
@@ -82,10 +82,14 @@ class Modes:
             raise Undecided("several set_state_dict_type calls in the run: which one is in force?")
         return modes[0]
 
-    def _entered(self, block: cst.With) -> cst.Call | None:
+    def entered(self, block: cst.With) -> cst.Call | None:
+        """The state_dict_type call that a `with` enters, be it under a condition."""
         for item in block.items:
-            if isinstance(item.item, cst.Call) and self._is_context(item.item):
-                return item.item
+            value = item.item
+            sides = (value.body, value.orelse) if isinstance(value, cst.IfExp) else (value,)
+            for side in sides:
+                if isinstance(side, cst.Call) and self._is_context(side):
+                    return side
         return None
 
     def _is_context(self, call: cst.Call) -> bool:

@@ -162,10 +162,13 @@ STATEMENTS = [
     "with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, config):\n"
     "    state = model.state_dict()\n    optim = FSDP.optim_state_dict(model, optimizer)",
     "with open(path) as file, FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):\n"
-    "    state = {'model': model.state_dict()}\n    # here\n    model.load_state_dict(state['model'])",
+    "    state = {'model': model.state_dict()}\n    # here\n"
+    "    model.load_state_dict(state['model'])",
     "FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)",
     "torch.save(model.state_dict(), path)",
-    "flat = FSDP.optim_state_dict_to_load(model, optimizer, state)\noptimizer.load_state_dict(flat)",
+    "flat = FSDP.optim_state_dict_to_load(model, optimizer, state)\n"
+    "optimizer.load_state_dict(flat)",
+    "ema = copy.deepcopy(model)",
     "optimizer.load_state_dict(FSDP.optim_state_dict_to_load(state, model, optimizer))",
     "osd = FSDP.full_optim_state_dict(model, optimizer)",
     "apply_activation_checkpointing(model, check_fn=lambda m: isinstance(m, Block))",
@@ -177,6 +180,7 @@ STATEMENTS = [
 ]
 TRAINING = """\
 import contextlib
+import copy
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,

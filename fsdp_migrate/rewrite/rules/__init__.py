@@ -16,6 +16,7 @@ from fsdp_migrate.rewrite.rules.argument_prefetch import ForwardPrefetchArgument
 from fsdp_migrate.rewrite.rules.argument_sharding import ShardingStrategyArgument
 from fsdp_migrate.rewrite.rules.arguments import ArgumentRule
 from fsdp_migrate.rewrite.rules.clip_grad_norm import ClipGradNorm
+from fsdp_migrate.rewrite.rules.copied_model import CopiedModel
 from fsdp_migrate.rewrite.rules.cpu_offload import CpuOffloadArgument, CpuOffloadObject
 from fsdp_migrate.rewrite.rules.dual_path import DualPath
 from fsdp_migrate.rewrite.rules.eval_forward import EvalForward
@@ -47,6 +48,7 @@ RULES: tuple[type[Rule], ...] = (
     WrapFactory,
     ActivationCheckpointing,
     OptimizerOrder,
+    CopiedModel,
     AutoWrapPolicy,
     MixedPrecisionArgument,
     CpuOffloadArgument,

@@ -12,6 +12,7 @@ from fsdp_migrate.rewrite.rule import Example, Rule
 from fsdp_migrate.rewrite.rules.argument_init import initialise_meta
 from fsdp_migrate.rewrite.rules.argument_kwargs import literal_of
 from fsdp_migrate.rewrite.rules.arguments import report, translate
+from fsdp_migrate.rewrite.units import renamed
 from fsdp_migrate.rewrite.wrap import (
     Argument,
     Translation,
@@ -125,7 +126,7 @@ class Writer:
         names = {self._target(), file.tree.code(module.value) if dotted(module.value) else None}
         known = tuple(sorted(name for name in names if name))
         self.placeable = file.runs_once(call)
-        wrapped = Wrapped(self.statement, call, known, translation, self.placeable)
+        wrapped = Wrapped(self.statement, call, known, translation, self.placeable, self)
         file.wraps.append(wrapped)
 
     def edit(self) -> None:
@@ -186,6 +187,13 @@ class Writer:
         same = target == model or isinstance(self.statement, cst.Expr)
         lines.append(root if same else f"{self._targets()} = {root}")
         return [*lines, *(step(model) for step in self.translation.after)]
+
+    def shard_copy(self, name: str) -> list[str]:
+        """The same sharding for a copy of the model."""
+        original = self._target() or self._fresh()
+        lines = [renamed(line, original, name) for line in self._unit_lines(name)]
+        after = [step(name) for step in self.translation.after]
+        return [*lines, self._root(name), *after]
 
     def _target(self) -> str | None:
         """The one plain name that the statement assigns to."""
