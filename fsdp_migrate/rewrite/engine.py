@@ -7,7 +7,9 @@ for uses), apply (all edits at once, imports last). Nothing is executed.
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from pathlib import Path
 
 import libcst as cst
@@ -107,8 +109,18 @@ def _apply(file: File) -> str:
     module = file.edits.apply()
     kept = Kept(file.path, file.project.exported(file.path))
     after = settle(module, file.needs, before, kept).code
-    cst.parse_module(after)  # what is written must be Python
+    _check(after)
     return after
+
+
+def _check(text: str) -> None:
+    """What is written must be Python; ast is quick, libcst knows newer grammar."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        cst.parse_module(text)
 
 
 def _where(error: Exception) -> str:

@@ -20,7 +20,7 @@ from fsdp_migrate.rewrite.options import Options, State
 from fsdp_migrate.rewrite.project import Project
 from fsdp_migrate.rewrite.report import Site
 from fsdp_migrate.rewrite.skips import Skips, marker
-from fsdp_migrate.rewrite.tree import Tree, walk
+from fsdp_migrate.rewrite.tree import SCOPES, Tree, walk
 from fsdp_migrate.rewrite.values import Values
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class File:
         self.casts_buffers: set[int] = set()
         self.left: list[cst.Call] = []  # FSDP calls that stay as they are
         self.spoilt: set[int] = set()  # keyword dicts that a call which is left uses too
+        self.computing: dict[str, bool] = {}  # whether a method of this name computes
         self.factories = 0  # calls that make or take FSDP as a function, rewritten
         self.strategy_by_name = False
         self.dual = False
@@ -151,6 +152,18 @@ class File:
         kinds = cst.Assign | cst.AnnAssign | cst.Return | cst.Expr
         return isinstance(statement, kinds) and statement.value is call
 
+    def runs_once(self, call: cst.Call) -> bool:
+        """Whether a call runs exactly once when its plain statement does: statements fit around."""
+        statement = self.tree.statement(call)
+        if not isinstance(statement, cst.BaseSmallStatement):
+            return False
+        for above in self.tree.ancestors(call):
+            if above is statement:
+                return True
+            if isinstance(above, (*SCOPES, cst.IfExp, cst.BooleanOperation)):
+                return False
+        return True
+
     def uses(self, name: str, member: str | None = None) -> Iterator[Use]:
         """The uses of one FSDP1 name that no earlier rule has dealt with."""
         for use in self.all_uses:
@@ -173,8 +186,11 @@ class File:
         return isinstance(node, cst.Call) and self.qualified(node.func) in qualified
 
     def _find_uses(self) -> Iterator[Use]:
-        for node in self.tree.nodes:
-            if not isinstance(node, cst.Name) or not self._is_reference(node):
+        heads = self._heads()
+        for node in self.tree.all(cst.Name):
+            if node.value not in heads or not self._is_reference(node):
+                continue
+            if node.value == "torch" and not self._is_distributed(node):
                 continue
             best: tuple[cst.CSTNode, Api] | None = None
             current: cst.CSTNode = node
@@ -189,6 +205,20 @@ class File:
                 above = self.tree.parent(best[0])
                 called = isinstance(above, cst.Call) and above.func is best[0]
                 yield Use(best[0], best[1], above if called else None)  # type: ignore[arg-type]
+
+    def _heads(self) -> set[str]:
+        """The names in this file that may lead to something of FSDP1."""
+        heads = {
+            name
+            for name, origin in self.names.import_bindings()
+            if origin.split(".")[0] == "torch" or self.project.holds(origin.split(".")[0])
+        }
+        return heads | (api.CLASSES | api.POLICIES if self.names.top.stars else set())
+
+    def _is_distributed(self, node: cst.Name) -> bool:
+        """Whether `torch` is followed by `.distributed`."""
+        above = self.tree.parent(node)
+        return isinstance(above, cst.Attribute) and above.attr.value == "distributed"
 
     def _is_reference(self, name: cst.Name) -> bool:
         above = self.tree.parent(name)
@@ -236,9 +266,12 @@ class File:
 
     def skip_all(self, why: str) -> None:
         """Every use that is still open is left."""
+        running = self.rule
         for use in self.all_uses:
             if not self.accounted(use.node):
+                self.rule = api.rule_of(use.api)
                 self.skipped(use.node, why, use.api)
+        self.rule = running
 
     def covered(self, node: cst.CSTNode) -> None:
         """`node` is part of a use that is accounted for as a whole."""

@@ -69,14 +69,15 @@ def method_of(file: File, call: cst.Call, model: str) -> str | None:
 
 def computes(file: File, name: str) -> bool:
     """Whether a method of this name runs parameters through more than `forward`."""
-    defined = [
-        function
-        for function in file.tree.all(cst.FunctionDef)
-        if function.name.value == name and _is_module_method(file, function)
-    ]
-    if defined:
-        return any(_uses_submodules(function) for function in defined)
-    return name in _KNOWN
+    if name not in file.computing:
+        defined = [
+            function
+            for function in file.tree.all(cst.FunctionDef)
+            if function.name.value == name and _is_module_method(file, function)
+        ]
+        by_body = any(_uses_submodules(function) for function in defined)
+        file.computing[name] = by_body if defined else name in _KNOWN
+    return file.computing[name]
 
 
 def _is_module_method(file: File, function: cst.FunctionDef) -> bool:

@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from fsdp_migrate.rewrite.file import File
 
 _SAME = frozenset({"to", "cuda", "cpu", "train", "eval", "half", "bfloat16", "float", "double"})
+_MODEL_FIRST = frozenset(
+    {
+        "state_dict_type",
+        "set_state_dict_type",
+        "get_state_dict_type",
+        "optim_state_dict",
+        "full_optim_state_dict",
+        "sharded_optim_state_dict",
+        "summon_full_params",
+        "fsdp_modules",
+    }
+)
 _THROUGH = frozenset({"torch.compile", "torch._dynamo.optimize"})
 _DDP = frozenset(
     {
@@ -61,9 +73,11 @@ class Models:
 
     def _tell(self, call: cst.Call) -> None:
         """An FSDP class method names its model first, or as `model=` or `module=`."""
+        found = self.file.api(call.func)
+        first = found is not None and found.member in _MODEL_FIRST
         for position, arg in enumerate(call.args):
             named = arg.keyword is not None and arg.keyword.value in ("model", "module")
-            if not named and (position or arg.keyword is not None):
+            if not named and (not first or position or arg.keyword is not None):
                 continue
             if isinstance(arg.value, cst.Name) and self.file.values.bindings(arg.value):
                 self._told.update(id(one) for one in self.file.values.bindings(arg.value))

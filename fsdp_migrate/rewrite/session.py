@@ -29,6 +29,7 @@ from fsdp_migrate.rewrite.source import Source
 
 _NOT_SOURCE = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
 _SUFFIXES = frozenset({".py", *configs.SUFFIXES})
+_FACT_ROUNDS = 2
 _STACK = 512 * 1024 * 1024
 _RECURSION = 100_000
 Answer = TypeVar("Answer")
@@ -89,7 +90,7 @@ class Part(Protocol):
 
 def _rounds(parts: Sequence[Part], order: list[str]) -> tuple[Result, ...]:
     project = Project()
-    for _ in range(2):
+    for _ in range(_FACT_ROUNDS):
         for part in parts:
             part.ask(project, last=False)
         project = Project.of(fact for part in parts for fact in part.facts())
@@ -109,6 +110,7 @@ class Share:
         self.paths = paths
         self.plain: list[Facts] = []  # of files with nothing to rewrite
         self._facts: list[Facts] = []
+        self._asked = 0
         for path in paths:
             self._read(path)
 
@@ -127,6 +129,7 @@ class Share:
             self.done[path] = Result(path, text, text, error=str(error))
 
     def ask(self, project: Project, *, last: bool) -> None:
+        self._asked += 1
         if last:
             for path, parsed in self.parsed.items():
                 if path not in self.done:
@@ -138,8 +141,10 @@ class Share:
                 continue
             try:
                 facts = collect(File(parsed, self.options, project))
-                wrapped, left = decide_wraps(parsed, self.options, project)
-                self._facts.append(replace(facts, wrapped=wrapped, left=left))
+                if self._asked == _FACT_ROUNDS:  # by now the others are known
+                    wrapped, left = decide_wraps(parsed, self.options, project)
+                    facts = replace(facts, wrapped=wrapped, left=left)
+                self._facts.append(facts)
             except Exception as error:
                 self.done[path] = _failed(parsed, error)
 

@@ -13,7 +13,7 @@ from fsdp_migrate.rewrite.rule import Example
 from fsdp_migrate.rewrite.rules.arguments import ArgumentRule, translate
 from fsdp_migrate.rewrite.tree import walk
 from fsdp_migrate.rewrite.values import truth
-from fsdp_migrate.rewrite.wrap import Argument, Translation, Undecided, keyword_texts
+from fsdp_migrate.rewrite.wrap import Argument, Step, Translation, Undecided, keyword_texts
 
 _POLICY = "auto_wrap_policy"
 
@@ -221,6 +221,15 @@ class KeywordVariable:
             translation.keywords.append(("policy", policy))
         translation.helper = "shard_by_policy"
 
+    def _if_stored(self, key: str | None, step: Step) -> Step:
+        """`step`, for where the entry was put into the dict."""
+
+        def guarded(model: str) -> str:
+            inner = "\n".join(f"    {line}" for line in step(model).split("\n"))
+            return f'if "{key}" in {self.file.render(self.value)}:\n{inner}'
+
+        return guarded
+
     @staticmethod
     def _closed(translation: Translation) -> None:
         """Steps of a dict made elsewhere may only name what means the same everywhere."""
@@ -235,8 +244,10 @@ class KeywordVariable:
         if inner.units is not None:
             keywords.append(("policy", inner.units.policy))
         fixed = any(key is None for key, _ in keywords)
-        if inner.before or inner.after or inner.init or fixed:
+        if inner.before or inner.init or fixed or (inner.after and self.elsewhere):
             raise Undecided(f"{store.name} is put into the dict by a statement of its own")
+        for step in inner.after:
+            translation.after.append(self._if_stored(keywords[0][0], step))
         subscript = statement.targets[0].target
         assert isinstance(subscript, cst.Subscript)
         translation.outcomes.extend(inner.outcomes)

@@ -4,10 +4,13 @@ from dataclasses import dataclass
 
 import libcst as cst
 
+from fsdp_migrate.rewrite import api
 from fsdp_migrate.rewrite.file import File
+from fsdp_migrate.rewrite.names import dotted
 from fsdp_migrate.rewrite.options import State
 from fsdp_migrate.rewrite.rule import Example
 from fsdp_migrate.rewrite.rules.arguments import ArgumentRule
+from fsdp_migrate.rewrite.tree import walk
 from fsdp_migrate.rewrite.units import PolicyReader
 from fsdp_migrate.rewrite.values import argument, is_none
 from fsdp_migrate.rewrite.wrap import Argument, Translation
@@ -62,7 +65,7 @@ class MixedPrecisionArgument(ArgumentRule):
         value, file, at = argument.value, into.file, into.at
         if is_none(value):
             return "rewritten", "no mixed precision is the default"
-        casts = BufferCast.of(file, value)
+        casts = BufferCast.of(file, value, at)
         if casts is not None:
             into.after.append(lambda model: casts.text(model, at))
 
@@ -109,7 +112,7 @@ class BufferCast:
     test: cst.BaseExpression | None
 
     @classmethod
-    def of(cls, file: File, value: cst.BaseExpression) -> BufferCast | None:
+    def of(cls, file: File, value: cst.BaseExpression, at: cst.CSTNode) -> BufferCast | None:
         """None where nothing is cast, or where no model of the run can hold such buffers."""
         test = value.test if isinstance(value, cst.IfExp) and is_none(value.orelse) else None
         made = file.values.only(value.body if test is not None and value.body else value)  # type: ignore[attr-defined]
@@ -118,6 +121,12 @@ class BufferCast:
             return None
         given = argument(made, "buffer_dtype", 2)
         if given is None or is_none(given.value) or not file.may_hold_buffers:
+            return None
+        wraps = isinstance(at, cst.Call) and str(file.api(at.func)) == api.FSDP
+        if isinstance(at, cst.Call) and dotted(at.func) != "dict":
+            if not wraps or not file.runs_once(at):
+                return None  # no statement fits around the call: the report says what differs
+        elif not _means_the_same_anywhere(file, given.value):
             return None
         file.casts_buffers.add(id(made))
         return cls(file, given.value, test)
@@ -132,3 +141,16 @@ class BufferCast:
         if self.test is not None:
             lines = [f"if {self.file.render(self.test)}:", *(f"    {line}" for line in lines)]
         return "\n".join(lines)
+
+
+def _means_the_same_anywhere(file: File, value: cst.BaseExpression) -> bool:
+    """Whether an expression names only what the module imports or defines."""
+    for node in walk(value):
+        if isinstance(node, cst.Name):
+            top = file.names.top.bindings.get(node.value)
+            if top is not None and file.names.lookup(node.value, node) is not top:
+                return False
+            inner = isinstance(file.tree.parent(node), cst.Attribute)
+            if top is None and not inner:
+                return False
+    return True

@@ -39,7 +39,7 @@ class ForwardMethod(Rule):
             return
         for call in file.tree.all(cst.Call):
             func = call.func
-            if not isinstance(func, cst.Attribute) or not computes(file, func.attr.value):
+            if not isinstance(func, cst.Attribute):
                 continue
             model = func.value
             while isinstance(model, cst.Attribute) and model.attr.value in (
@@ -47,7 +47,9 @@ class ForwardMethod(Rule):
                 "_fsdp_wrapped_module",
             ):
                 model = model.value
-            if not file.models.is_model(model) or not file.open(call):
+            if not file.models.is_model(model) or not computes(file, func.attr.value):
+                continue
+            if not file.open(call):
                 continue
             if method_of(file, call, file.tree.code(model)):
                 what = f".{func.attr.value}()"

@@ -12,7 +12,6 @@ from fsdp_migrate.rewrite.rule import Example, Rule
 from fsdp_migrate.rewrite.rules.argument_init import initialise_meta
 from fsdp_migrate.rewrite.rules.argument_kwargs import literal_of
 from fsdp_migrate.rewrite.rules.arguments import report, translate
-from fsdp_migrate.rewrite.tree import SCOPES
 from fsdp_migrate.rewrite.wrap import (
     Argument,
     Translation,
@@ -20,8 +19,6 @@ from fsdp_migrate.rewrite.wrap import (
     call_arguments,
     keyword_texts,
 )
-
-_CONDITIONAL = (cst.IfExp, cst.BooleanOperation)
 
 
 class WrapCall(Rule):
@@ -127,7 +124,7 @@ class Writer:
         self.statement = file.tree.statement(call)
         names = {self._target(), file.tree.code(module.value) if dotted(module.value) else None}
         known = tuple(sorted(name for name in names if name))
-        self.placeable = self._unconditional()
+        self.placeable = file.runs_once(call)
         wrapped = Wrapped(self.statement, call, known, translation, self.placeable)
         file.wraps.append(wrapped)
 
@@ -163,18 +160,6 @@ class Writer:
     def _in_place(self) -> str:
         model = self._fresh()
         return model if self.translation.after else self._root(model)
-
-    def _unconditional(self) -> bool:
-        """Whether the call runs exactly once when its (simple) statement runs."""
-        if not isinstance(self.statement, cst.BaseSmallStatement):
-            return False
-        inside = self.file.tree.ancestors(self.call)
-        for above in inside:
-            if above is self.statement:
-                return True
-            if isinstance(above, (*SCOPES, *_CONDITIONAL)):
-                return False
-        return True
 
     def _consume(self) -> None:
         units = self.translation.units
