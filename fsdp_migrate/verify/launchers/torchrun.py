@@ -23,7 +23,7 @@ class Torchrun:
 
     endpoint: str | None = None
     run_id: str = "fsdp-migrate"
-    wait: int = 120  # seconds that nodes may take to meet
+    wait: float = 300.0  # seconds that ranks may take to start
     name: str = "torchrun"
 
     def command(self, job: Job, *, python: str = sys.executable) -> list[str]:
@@ -38,7 +38,6 @@ class Torchrun:
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={meeting}",
             f"--rdzv-id={self.run_id}",
-            f"--rdzv-conf=join_timeout={self.wait},timeout={self.wait}",
             "-m",
             "fsdp_migrate.verify.worker",
             str(job.file),
@@ -52,11 +51,11 @@ class Torchrun:
 
     def run(self, job: Job) -> None:
         log = job.folder / "torchrun.log"
-        code = run_group(self.command(job), environment(), log)
-        if code:
+        code = run_group(self.command(job), environment(), log, job.started, self.wait)
+        if code != 0:
+            why = f"exit code {code}" if code else f"none had started after {self.wait:g} s"
             raise Unsupported(
-                f"torchrun could not run the ranks (exit code {code}); log: {log}\n"
-                f"{last_lines(log)}"
+                f"torchrun could not run the ranks ({why}); log: {log}\n{last_lines(log)}"
             )
 
 
