@@ -26,7 +26,7 @@ class Torchrun:
 
     endpoint: str | None = None
     run_id: str = "fsdp-migrate"
-    wait: int = 120  # seconds that nodes may take to meet
+    wait: float = 300.0  # seconds that ranks may take to start
     name: str = "torchrun"
 
     @property
@@ -47,7 +47,7 @@ class Torchrun:
             f"--rdzv-endpoint={meeting}",
             # The second launch must not meet what is left of the first.
             f"--rdzv-id={self.run_id}-{job.folder.name}",
-            f"--rdzv-conf=join_timeout={self.wait},timeout={self.wait}{hosting}",
+            f"--rdzv-conf=join_timeout={int(self.wait)},timeout={int(self.wait)}{hosting}",
             "-m",
             "fsdp_migrate.verify.worker",
             str(job.file),
@@ -65,11 +65,12 @@ class Torchrun:
             log = job.folder / f"torchrun-{socket.gethostname()}.log"
             # Said, rather than guessed by torchrun from the names that this node goes by.
             hosting = f",is_host={int(self.leads)}"
-        code = run_group(self.command(job, hosting=hosting), environment(), log)
-        if code:
+        command = self.command(job, hosting=hosting)
+        code = run_group(command, environment(), log, job.started, self.wait)
+        if code != 0:
+            why = f"exit code {code}" if code else f"none had started after {self.wait:g} s"
             raise Unsupported(
-                f"torchrun could not run the ranks (exit code {code}); log: {log}\n"
-                f"{last_lines(log)}"
+                f"torchrun could not run the ranks ({why}); log: {log}\n{last_lines(log)}"
             )
 
 
