@@ -13,12 +13,16 @@ PATIENCE = 20.0  # seconds between asking a group to end and ending it
 
 
 def run_group(
-    command: Sequence[str], env: Mapping[str, str], log: Path, started: Path, patience: float
+    command: Sequence[str],
+    env: Mapping[str, str],
+    log: Path,
+    started: Path,
+    patience: float | None,
 ) -> int | None:
     """
     Run to the end with output to `log`; on any interruption the whole group is ended.
 
-    None when the file `started` did not appear within `patience` seconds.
+    None when the file `started` did not appear within `patience` seconds (None: any time will do).
     """
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -79,7 +79,8 @@ class Slurm:
         log = _log(job) if inside else job.folder / "sbatch.log"
         command = ["bash"] if inside else ["sbatch", "--parsable", "--wait"]
         try:
-            code = run_group([*command, str(script)], environment(), log)
+            # A queue may take days.
+            code = run_group([*command, str(script)], environment(), log, job.started, None)
         except BaseException:
             _cancel(job, inside)
             raise
