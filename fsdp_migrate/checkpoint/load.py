@@ -5,7 +5,7 @@ where a proof needs a few.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -137,7 +137,7 @@ def _model(part: Part, options: LoadOptions, notes: list[str], for_inspection: b
     roles = {new[name]: contents.roles.get((*root, name), "unknown") for name in values}
     flats = flats_of(tensors)
     if not flats:
-        return _Model(tensors, roles)
+        return _Model(_in_module_order(tensors, contents.module_paths), roles)
     layout = _layout(options, part.candidate.path, notes)
     if layout is None:
         if not for_inspection:
@@ -145,6 +145,23 @@ def _model(part: Part, options: LoadOptions, notes: list[str], for_inspection: b
         notes.append("flat parameters: names and shapes need --model, --hf-config or --layout")
         return _Model(tensors, roles)
     return _unflattened(flats, tensors, roles, layout, contents, options, notes)
+
+
+def _in_module_order(
+    tensors: Mapping[str, Tensor], module_paths: Sequence[str]
+) -> Mapping[str, Tensor]:
+    """
+    In the order of the model's modules, which numbers an optimizer's parameters.
+
+    torch 1.13 saved a sharded model unit by unit, the root last. Without the module names the order
+    stays as it is.
+    """
+    place: dict[str, int] = {}
+    for path in module_paths:
+        place.setdefault(clean(path), len(place))
+    if any(name.rpartition(".")[0] not in place for name in tensors):
+        return tensors
+    return dict(sorted(tensors.items(), key=lambda item: place[item[0].rpartition(".")[0]]))
 
 
 _NO_LAYOUT = (

@@ -14,7 +14,9 @@ import torch
 from fsdp_migrate.checkpoint.index import Index
 from fsdp_migrate.checkpoint.load import LoadOptions
 from fsdp_migrate.checkpoint.tensors import Tensor
+from tests.checkpoint import factories
 from tests.checkpoint.cases import Case, cases, equal, values
+from tests.checkpoint.tiny_model import Tiny
 
 NOT_SAVED = {"model.rotary_emb.cached"}  # a buffer that is not persistent
 FULL_OPTIMIZERS = ("optimizer.bin", "full_optim_state_dict.pt", "full_optim_rekeyed_param_id.pt")
@@ -203,6 +205,16 @@ def check_groups(case: Case, groups: list[Mapping[str, Any]], state: Mapping[str
     if case.settings.get("groups"):
         plain = {n for n in listed if n.endswith("bias") or "norm" in n}
         assert set(groups[1]["params"]) == plain
+
+
+def trained_names(case: Case) -> list[str]:
+    """What a plain model's optimizer numbers: the parameters it was given, in that order."""
+    if case.settings.get("groups"):
+        model, optimizer = factories.groups()
+        names = {id(p): name for name, p in model.named_parameters()}
+        return [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    model = Tiny(tied=bool(case.settings.get("tied")), gate=True, noncontig=True)
+    return [name for name, _ in model.named_parameters() if name in case.truth["optim"]]
 
 
 def check_index(case: Case, index: Index) -> None:
