@@ -106,9 +106,12 @@ class Saved:
 
 
 def every_saved() -> Iterator[Saved]:
-    for case in cases():
-        for part in sorted(path for path in case.path.iterdir() if path.is_dir()):
-            yield from _of(case, part)
+    return (saved for case in cases() for saved in saved_by(case))
+
+
+def saved_by(case: Case) -> Iterator[Saved]:
+    for part in sorted(path for path in case.path.iterdir() if path.is_dir()):
+        yield from _of(case, part)
 
 
 def _of(case: Case, part: Path) -> Iterator[Saved]:
