@@ -43,7 +43,7 @@ class Bench:
                 ranks = self.source("sharded-tensor", nbytes)
                 run(convert(ranks, path, "dcp", "--ranks", "4", "--no-verify"))
             elif kind == "405b":
-                run([sys.executable, HERE / "forge_large.py", path, "512" if self.large else "8"])
+                run([sys.executable, HERE / "forge_large.py", path, "512" if self.large else "2"])
             else:
                 run([sys.executable, HERE / "make_source.py", kind, path, str(nbytes)])
         return path
@@ -149,7 +149,7 @@ def memory(bench: Bench) -> Iterator[str]:
 def large(bench: Bench) -> Iterator[str]:
     """Index and plan of a 405B model with its optimizer on 512 ranks."""
     source, output = bench.source("405b"), bench.folder / "output"
-    for how in (("hf",), ("dcp",), ("dcp", "--ranks", "256")):
+    for how in (("hf",), ("dcp",), ("dcp", "--ranks", "256" if bench.large else "4")):
         used = run(convert(source, output, *how, "--dry-run"))
         met = used.wall <= 60 and used.memory <= 4e9
         yield (

@@ -22,13 +22,17 @@ from torch.distributed.fsdp._shard_utils import _create_chunk_sharded_tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-VOCABULARY = 32_000
-
 
 def shapes(nbytes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of a bfloat16 model of about `nbytes`; small ones for small sizes."""
-    hidden = 2048 if nbytes >= 1 << 29 else 64
-    vocabulary = VOCABULARY if hidden == 2048 else 500
+    """
+    Names and shapes of a bfloat16 model of about `nbytes`. Larger ones are wider and a little
+    deeper, as real ones are: 24 layers at 1 GB, 36 at 8 GB.
+    """
+    layers = max(round(24 * (nbytes / 1e9) ** 0.2), 2)
+    vocabulary = 32_000 if nbytes >= 1 << 28 else 500
+    # nbytes / 2 = layers * 10.75 * hidden ** 2 + 2 * vocabulary * hidden
+    a, b = layers * 10.75, 2 * vocabulary
+    hidden = max(int((-b + (b * b + 2 * a * nbytes) ** 0.5) / (2 * a)) // 32 * 32, 32)
     inner = hidden * 11 // 4
     layer = {
         "input_layernorm.weight": (hidden,),
@@ -41,10 +45,8 @@ def shapes(nbytes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         "mlp.up_proj.weight": (inner, hidden),
         "mlp.down_proj.weight": (hidden, inner),
     }
-    elements = sum(torch.Size(shape).numel() for shape in layer.values())
-    ends = 2 * vocabulary * hidden + hidden
     yield "model.embed_tokens.weight", (vocabulary, hidden)
-    for number in range(max((nbytes // 2 - ends) // elements, 1)):
+    for number in range(layers):
         for name, shape in layer.items():
             yield f"model.layers.{number}.{name}", shape
     yield "model.norm.weight", (hidden,)

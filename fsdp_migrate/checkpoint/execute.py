@@ -14,10 +14,12 @@ import shutil
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -142,7 +144,6 @@ class _Task:
 
 
 def _copy_all(outputs: list[_Output], progress: Progress) -> None:
-    # In the order of the files, so that a disk reads and writes in order too.
     tasks = _tasks(outputs)
     crcs: dict[int, list[tuple[int, int, int]]] = {}
     lock, stopped = threading.Lock(), threading.Event()
@@ -191,11 +192,27 @@ def in_threads(worker: Callable[[], None], stopped: threading.Event) -> None:
 
 
 def _tasks(outputs: list[_Output]) -> Iterator[_Task]:
-    for output in outputs:
-        for copy in output.file.copies():
-            step = max(_SPLIT // copy.tensor.type.bytes, 1)
-            for start in range(copy.start, copy.stop, step):
-                yield _Task(output, copy, start, min(start + step, copy.stop))
+    """
+    In the order of the files, so that a disk reads and writes in order too, but from a few files
+    in turns: the kernel lets one thread at a time write to a file.
+    """
+    waiting = (_tasks_of(output) for output in outputs)
+    active = deque(islice(waiting, THREADS))
+    while active:
+        stream = active.popleft()
+        task = next(stream, None)
+        if task is None:
+            active.extend(islice(waiting, 1))
+        else:
+            active.append(stream)
+            yield task
+
+
+def _tasks_of(output: _Output) -> Iterator[_Task]:
+    for copy in output.file.copies():
+        step = max(_SPLIT // copy.tensor.type.bytes, 1)
+        for start in range(copy.start, copy.stop, step):
+            yield _Task(output, copy, start, min(start + step, copy.stop))
 
 
 def _copy(

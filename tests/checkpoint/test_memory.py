@@ -113,10 +113,10 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     command = [sys.executable, str(bench), "--gb", "0.001", "--repeats", "1"]
 
     done = subprocess.run(
-        [*command, "--folder", str(tmp_path), "--rows", "copies,links,local,large"],
+        [*command, "--folder", str(tmp_path), "--rows", "links,local,large"],
         env=ENV, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("must") == 10
+    assert done.stdout.count("must") == 5
     assert list(tmp_path.iterdir()) == []
