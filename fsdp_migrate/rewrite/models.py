@@ -133,12 +133,19 @@ class Models:
         if isinstance(binding.definition, cst.Param):
             return self._parameter(binding.definition)
         if binding.value is None:
-            return False
+            return self._looped(binding.node)
         if binding.index is not None:
             return isinstance(binding.value, cst.Call) and self._returned(
                 binding.value, binding.index
             )
         return self.is_model(binding.value)
+
+    def _looped(self, node: cst.CSTNode) -> bool:
+        """`for module in FSDP.fsdp_modules(...)`."""
+        if not isinstance(node, cst.For | cst.CompFor) or not isinstance(node.iter, cst.Call):
+            return False
+        found = self.file.api(node.iter.func)
+        return found is not None and found.member == "fsdp_modules"
 
     def _parameter(self, param: cst.Param) -> bool:
         annotation = param.annotation
