@@ -47,6 +47,7 @@ class Wrapped:
     names: tuple[str, ...]
     translation: Any
     placeable: bool  # whether statements can follow the sharding
+    writer: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class File:
         self.left: list[cst.Call] = []  # FSDP calls that stay as they are
         self.spoilt: set[int] = set()  # keyword dicts that a call which is left uses too
         self.computing: dict[str, bool] = {}  # whether a method of this name computes
+        self._devices: list[tuple[cst.CSTNode, str]] = []  # blocks with a set_device, and of what
         self.factories = 0  # calls that make or take FSDP as a function, rewritten
         self.strategy_by_name = False
         self.dual = False
@@ -103,7 +105,8 @@ class File:
     def copy_state(self) -> tuple[Any, ...]:
         """All decisions so far; a rule that finds it cannot decide goes back to them."""
         own = (dict(self._sites), set(self._quiet), dict(self._unwrapped), list(self.wraps))
-        dicts = (dict(self.keyword_dicts), set(self.casts_buffers), self.strategy_by_name)
+        kept = (list(self._devices), self.strategy_by_name)
+        dicts = (dict(self.keyword_dicts), set(self.casts_buffers), kept)
         return self.edits.copy_state(), dict(self.values.consumed), own, dicts
 
     def restore(self, state: tuple[Any, ...]) -> None:
@@ -111,7 +114,8 @@ class File:
         self.edits.restore(edits)
         self.values.consumed = dict(consumed)
         self._sites, self._quiet, self._unwrapped, self.wraps = map(copy, own)
-        keyword_dicts, casts, self.strategy_by_name = dicts
+        keyword_dicts, casts, (devices, self.strategy_by_name) = dicts
+        self._devices = list(devices)
         self.keyword_dicts, self.casts_buffers = dict(keyword_dicts), set(casts)
 
     # --- what is there -------------------------------------------------------------------
@@ -151,6 +155,17 @@ class File:
         statement = self.tree.statement(call)
         kinds = cst.Assign | cst.AnnAssign | cst.Return | cst.Expr
         return isinstance(statement, kinds) and statement.value is call
+
+    def device_is_set(self, at: cst.CSTNode, device: str) -> bool:
+        """Whether a set_device that was put above already runs before `at` does."""
+        block = self.tree.parent(self.tree.statement(at))
+        if isinstance(block, cst.SimpleStatementLine):
+            block = self.tree.parent(block)
+        known = [holder for holder, text in self._devices if text == device]
+        if block is None or any(self.tree.inside(at, holder) for holder in known):
+            return True
+        self._devices.append((block, device))
+        return False
 
     def runs_once(self, call: cst.Call) -> bool:
         """Whether a call runs exactly once when its plain statement does: statements fit around."""

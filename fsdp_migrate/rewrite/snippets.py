@@ -278,3 +278,20 @@ def reshard(file: File) -> str:
                     module.reshard()
         ''',
     )
+
+
+def shard_from_rank0(file: File) -> str:
+    load = load_from_rank0(file)
+    rank = file.name("torch.distributed.get_rank", file.tree.module)
+    return _add(
+        file,
+        "shard_from_rank0",
+        f'''
+        def shard_from_rank0(shard, model, *args, **fsdp_kwargs):
+            """Shard a model and give every rank the weights that rank 0 had before."""
+            full_state = model.state_dict() if {rank}() == 0 else {{}}
+            model = shard(model, *args, **fsdp_kwargs)
+            {load}(model, full_state)
+            return model
+        ''',
+    )

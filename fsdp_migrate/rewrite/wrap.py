@@ -84,10 +84,16 @@ class Translation:
     units: Units | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     arguments: dict[str, Argument] = field(default_factory=dict)
+    synced: bool = False  # the first steps before and after give every rank rank 0's weights
     init: Make | None = None  # param_init_fn that is run unit by unit
     mesh: Make | None = None
     helper: str | None = None  # shards in place of fully_shard: the units are among the keywords
     strategy: Callable[[Make | None], str] | None = None  # of a strategy only known by name
+
+    @property
+    def only_synced(self) -> bool:
+        """Whether nothing has to happen around the sharding but the copying from rank 0."""
+        return self.synced and len(self.before) == len(self.after) == 1 and self.init is None
 
     def all_keywords(self) -> list[tuple[str | None, Make]]:
         """The keywords, the mesh among them or given to the helper for strategies."""

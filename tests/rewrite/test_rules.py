@@ -6,42 +6,42 @@ import re
 
 import pytest
 
-from fsdp_migrate.rewrite import rewrite_source
+from fsdp_migrate.rewrite import Options, rewrite_source
 from fsdp_migrate.rewrite.explain import explanation, find, summaries
 from fsdp_migrate.rewrite.rule import Example, Rule
 from fsdp_migrate.rewrite.rules import RULES
 
 CASES = [
-    pytest.param(example, id=f"{rule.name}-{number}")
+    pytest.param(example, Options(unsafe=rule.unsafe), id=f"{rule.name}-{number}")
     for rule in RULES
     for number, example in enumerate(rule.examples)
 ]
 
 
-@pytest.mark.parametrize("example", CASES)
-def test_example_holds(example: Example) -> None:
+@pytest.mark.parametrize(("example", "options"), CASES)
+def test_example_holds(example: Example, options: Options) -> None:
     """Each rule does to its own examples exactly what it tells the user it does."""
-    assert rewrite_source(example.before).after == example.after
+    assert rewrite_source(example.before, options).after == example.after
 
 
-@pytest.mark.parametrize("example", CASES)
-def test_a_second_run_changes_nothing(example: Example) -> None:
+@pytest.mark.parametrize(("example", "options"), CASES)
+def test_a_second_run_changes_nothing(example: Example, options: Options) -> None:
     """Code that was rewritten, or left with a marker, is not touched again."""
-    assert rewrite_source(example.after).after == example.after
+    assert rewrite_source(example.after, options).after == example.after
 
 
-@pytest.mark.parametrize("example", CASES)
-def test_output_compiles(example: Example) -> None:
+@pytest.mark.parametrize(("example", "options"), CASES)
+def test_output_compiles(example: Example, options: Options) -> None:
     """What is written is Python."""
-    compile(rewrite_source(example.before).after, "<after>", "exec")
+    compile(rewrite_source(example.before, options).after, "<after>", "exec")
 
 
-@pytest.mark.parametrize("example", CASES)
-def test_without_the_import_nothing_happens(example: Example) -> None:
+@pytest.mark.parametrize(("example", "options"), CASES)
+def test_without_the_import_nothing_happens(example: Example, options: Options) -> None:
     """The same words under another home are somebody else's: names decide nothing."""
     foreign = re.sub(r"torch\.distributed\.(fsdp|checkpoint)", "elsewhere.sharded", example.before)
 
-    result = rewrite_source(foreign)
+    result = rewrite_source(foreign, options)
 
     assert result.after == foreign
     assert {site.state for site in result.sites} <= {"skipped"}
@@ -63,10 +63,10 @@ def test_names_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("example", CASES)
-def test_every_name_that_is_left_is_accounted_for(example: Example) -> None:
+@pytest.mark.parametrize(("example", "options"), CASES)
+def test_every_name_that_is_left_is_accounted_for(example: Example, options: Options) -> None:
     """FSDP1 names in the output stand there because the report says so."""
-    result = rewrite_source(example.before)
+    result = rewrite_source(example.before, options)
 
     left = re.findall(r"\b(FSDP|ShardingStrategy|MixedPrecision|CPUOffload)\b", result.after)
     if left:

@@ -16,6 +16,7 @@ from fsdp_migrate.rewrite.rules.argument_prefetch import ForwardPrefetchArgument
 from fsdp_migrate.rewrite.rules.argument_sharding import ShardingStrategyArgument
 from fsdp_migrate.rewrite.rules.arguments import ArgumentRule
 from fsdp_migrate.rewrite.rules.clip_grad_norm import ClipGradNorm
+from fsdp_migrate.rewrite.rules.copied_model import CopiedModel
 from fsdp_migrate.rewrite.rules.cpu_offload import CpuOffloadArgument, CpuOffloadObject
 from fsdp_migrate.rewrite.rules.dual_path import DualPath
 from fsdp_migrate.rewrite.rules.eval_forward import EvalForward
@@ -25,6 +26,7 @@ from fsdp_migrate.rewrite.rules.global_sizes import GlobalSizes
 from fsdp_migrate.rewrite.rules.grad_scaler import ShardedScaler
 from fsdp_migrate.rewrite.rules.internals import Internals
 from fsdp_migrate.rewrite.rules.leftovers import Leftovers
+from fsdp_migrate.rewrite.rules.local_state_dict import LocalStateDict
 from fsdp_migrate.rewrite.rules.mixed_precision import MixedPrecisionObject
 from fsdp_migrate.rewrite.rules.no_sync import NoSync
 from fsdp_migrate.rewrite.rules.old_checkpoint import OldCheckpoint
@@ -46,6 +48,7 @@ RULES: tuple[type[Rule], ...] = (
     WrapFactory,
     ActivationCheckpointing,
     OptimizerOrder,
+    CopiedModel,
     AutoWrapPolicy,
     MixedPrecisionArgument,
     CpuOffloadArgument,
@@ -59,6 +62,7 @@ RULES: tuple[type[Rule], ...] = (
     DroppedArgument,
     MixedPrecisionObject,
     CpuOffloadObject,
+    LocalStateDict,
     OldCheckpoint,
     StateDictContext,
     StickyStateDictType,

@@ -70,6 +70,8 @@ class DeviceArgument(ArgumentRule):
             return "rewritten", "a mesh of CPU ranks"
         if file.sets_device or file.project.sets_device:
             return "rewritten", "dropped: the run sets the current device itself"
+        if file.device_is_set(at, file.tree.code(value)):
+            return "rewritten", "dropped: the current device is set above"
         if known == "cuda":
             into.setup.append(lambda: self._set(file, value, at))
         else:

@@ -82,8 +82,10 @@ class InitArgument(ArgumentRule):
             inner = "\n".join(f"    {text}" for text in line.split("\n"))
             return f"if {file.render(value)}:\n{inner}"
 
-        translation.before.append(keep)
-        translation.after.append(give)
+        given = translation.value("param_init_fn")
+        translation.synced = always and (given is None or is_none(given))
+        translation.before.insert(0, keep)
+        translation.after.insert(0, give)
         return "rewritten", "rank 0's weights are given to every rank after sharding"
 
     @staticmethod
@@ -100,17 +102,23 @@ class InitArgument(ArgumentRule):
     def _device(translation: Translation, file: File) -> str:
         """The device on which meta tensors become real, or "" when none are."""
         value = translation.value("param_init_fn")
-        if value is None or is_none(value) or translation.init is not None:
+        if value is None or is_none(value) or not _only_makes_memory(file, value):
             return ""
-        call = next((node for node in walk(value) if _is_to_empty(node)), None)
-        if call is None:
-            function = file.values.bindings(value)[0].definition
-            assert function is not None
-            call = next(node for node in walk(function) if _is_to_empty(node))
-        assert isinstance(call, cst.Call)
+        call = _to_empty_call(file, value)
         given = argument_of(call, "device", 0)
         device = file.render(given.value) if given else '"cuda"'
         return _on_cpu_if_offloaded(device, translation, file)
+
+
+def _to_empty_call(file: File, value: cst.BaseExpression) -> cst.Call:
+    """The `to_empty(...)` of a function that only makes memory."""
+    if isinstance(value, cst.IfExp):
+        value = value.orelse if is_none(value.body) else value.body
+    plain = file.values.only(value)
+    found = file.values.bindings(plain)
+    holder = plain if isinstance(plain, cst.Lambda) else found[0].definition
+    assert holder is not None
+    return next(node for node in walk(holder) if isinstance(node, cst.Call) and _is_to_empty(node))
 
 
 def _on_cpu_if_offloaded(device: str, translation: Translation, file: File) -> str:

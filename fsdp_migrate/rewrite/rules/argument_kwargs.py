@@ -315,6 +315,7 @@ def _merge(inner: Translation, outer: Translation) -> None:
     outer.unit_keywords.extend(inner.unit_keywords)
     outer.units = outer.units or inner.units
     outer.init = outer.init or inner.init
+    outer.synced = outer.synced or inner.synced
     outer.helper = outer.helper or inner.helper
     reported = {id(outcome) for outcome in outer.outcomes}
     outer.outcomes.extend(one for one in inner.outcomes if id(one) not in reported)

@@ -116,6 +116,12 @@ class MeshArgument(ArgumentRule):
             translation.mesh = one
             return "rewritten", "a mesh made of the same group"
 
+        if not file.options.unsafe:
+            raise Undecided(
+                "a pair of process groups: build a 2-D mesh of the same ranks, or use --unsafe"
+                " to take consecutive ranks as the shard groups"
+            )
+
         def two() -> str:
             if pair and plain is value:
                 assert isinstance(plain, cst.Tuple)

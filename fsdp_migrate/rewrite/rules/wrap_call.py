@@ -12,6 +12,7 @@ from fsdp_migrate.rewrite.rule import Example, Rule
 from fsdp_migrate.rewrite.rules.argument_init import initialise_meta
 from fsdp_migrate.rewrite.rules.argument_kwargs import literal_of
 from fsdp_migrate.rewrite.rules.arguments import report, translate
+from fsdp_migrate.rewrite.units import renamed
 from fsdp_migrate.rewrite.wrap import (
     Argument,
     Translation,
@@ -125,7 +126,7 @@ class Writer:
         names = {self._target(), file.tree.code(module.value) if dotted(module.value) else None}
         known = tuple(sorted(name for name in names if name))
         self.placeable = file.runs_once(call)
-        wrapped = Wrapped(self.statement, call, known, translation, self.placeable)
+        wrapped = Wrapped(self.statement, call, known, translation, self.placeable, self)
         file.wraps.append(wrapped)
 
     def edit(self) -> None:
@@ -144,7 +145,9 @@ class Writer:
 
     def _only_expression(self) -> None:
         """Raise Undecided if the call needs statements around it that have no place."""
-        steps = self.translation.before or self.translation.after or self.translation.init
+        translation = self.translation
+        steps = bool(translation.before or translation.after or translation.init)
+        steps = steps and not translation.only_synced
         lazy = self.file.tree.nearest(self.call, cst.Lambda) is not None
         if steps or (lazy and self.translation.setup):
             raise Undecided("the arguments need statements around the call: make it one itself")
@@ -184,6 +187,13 @@ class Writer:
         same = target == model or isinstance(self.statement, cst.Expr)
         lines.append(root if same else f"{self._targets()} = {root}")
         return [*lines, *(step(model) for step in self.translation.after)]
+
+    def shard_copy(self, name: str) -> list[str]:
+        """The same sharding for a copy of the model."""
+        original = self._target() or self._fresh()
+        lines = [renamed(line, original, name) for line in self._unit_lines(name)]
+        after = [step(name) for step in self.translation.after]
+        return [*lines, self._root(name), *after]
 
     def _target(self) -> str | None:
         """The one plain name that the statement assigns to."""
@@ -317,16 +327,24 @@ class Writer:
         units = self.translation.units
         keywords = self._keywords()
         if units is None:
-            return self._root(model)
+            return self._synced(self._root(model))
         if units.condition is not None or units.predicate is None:
             helper = snippets.shard_by_policy(self.file)
             policy = units.policy()
             if units.condition is not None:
                 policy = f"{policy} if {units.condition()} else None"
-            return self._format(helper, [model, policy, *keywords, "root=True"])
+            made = self._format(helper, [model, policy, *keywords, "root=True"])
+            return self._synced(made)
         helper = snippets.shard_units(self.file)
         test = f"lambda module: {units.predicate('module')}"
-        return self._format(helper, [model, test, *keywords])
+        return self._synced(self._format(helper, [model, test, *keywords]))
+
+    def _synced(self, call: str) -> str:
+        """`shard(model, ...)` by way of the helper that copies rank 0's weights, if asked for."""
+        if not self.translation.only_synced:
+            return call
+        function, rest = call.split("(", 1)
+        return f"{snippets.shard_from_rank0(self.file)}({function}, {rest}"
 
     def _format(self, function: str, arguments: list[str], deeper: int = 0) -> str:
         indentation = self.file.indentation(self.call) + 4 * deeper

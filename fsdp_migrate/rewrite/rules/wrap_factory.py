@@ -111,6 +111,9 @@ class WrapFactory(Rule):
 
         def text() -> str:
             target, keywords = _target(file, translation, call)
+            if translation.only_synced:
+                partial = file.name("functools.partial", call)
+                target, keywords = f"{partial}({target}, {keywords[0]})", keywords[1:]
             return file.call(file.render(call.func), [f"wrapper_cls={target}", *keywords], call)
 
         _apply(file, call, translation, text)
@@ -176,12 +179,20 @@ def _named(arg: cst.Arg) -> Argument:
 
 
 def _no_steps(translation: Translation) -> None:
-    if translation.before or translation.after or translation.init:
+    steps = translation.before or translation.after or translation.init
+    if steps and not translation.only_synced:
         raise Undecided("initialisation and prefetch arguments need statements around each call")
 
 
 def _target(file: File, translation: Translation, at: cst.Call) -> tuple[str, Sequence[str]]:
-    """What is called in FSDP's place, and its keyword arguments."""
+    """What is called in FSDP's place, and its further arguments."""
+    target, keywords = _sharder(file, translation, at)
+    if translation.only_synced:
+        return snippets.shard_from_rank0(file), [target, *keywords]
+    return target, keywords
+
+
+def _sharder(file: File, translation: Translation, at: cst.Call) -> tuple[str, Sequence[str]]:
     keywords = keyword_texts(translation.all_keywords())
     units = translation.units
     if translation.helper == "shard_by_policy":
