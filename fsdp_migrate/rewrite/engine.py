@@ -104,7 +104,7 @@ def decide_wraps(parsed: Parsed, options: Options, project: Project) -> tuple[in
 
 def _apply(file: File) -> str:
     if not file.edits:
-        return file.tree.module.code
+        return file.text
     before = references(file.tree, file.names)
     module = file.edits.apply()
     kept = Kept(file.path, file.project.exported(file.path))

@@ -13,9 +13,10 @@ import libcst as cst
 from fsdp_migrate.rewrite import api, hints
 from fsdp_migrate.rewrite.api import Api
 from fsdp_migrate.rewrite.edits import Edits, Piece
-from fsdp_migrate.rewrite.imports import Needs
+from fsdp_migrate.rewrite.layout import call_text, exploded, one_a_line
 from fsdp_migrate.rewrite.models import Models
 from fsdp_migrate.rewrite.names import Names, dotted
+from fsdp_migrate.rewrite.needs import Needs
 from fsdp_migrate.rewrite.options import Options, State
 from fsdp_migrate.rewrite.project import Project
 from fsdp_migrate.rewrite.report import Site
@@ -25,8 +26,6 @@ from fsdp_migrate.rewrite.values import Values
 
 if TYPE_CHECKING:
     from fsdp_migrate.rewrite.state_dict_modes import Modes
-
-_WIDTH = 88
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -355,41 +354,10 @@ class File:
     def call(self, function: str, arguments: Sequence[str], at: cst.CSTNode) -> str:
         """A call's text, one argument a line where one line would be too long."""
         texts = [text for text in arguments if text]
-        if isinstance(at, cst.Call) and _one_a_line(at) and len(texts) > 1:
-            return _exploded(function, texts)
+        if isinstance(at, cst.Call) and one_a_line(at) and len(texts) > 1:
+            return exploded(function, texts)
         return call_text(function, texts, self.indentation(at))
 
     def indentation(self, at: cst.CSTNode) -> int:
         blocks = (cst.IndentedBlock, cst.SimpleStatementSuite)
         return 4 * sum(isinstance(above, blocks) for above in self.tree.ancestors(at))
-
-
-def call_text(function: str, arguments: Sequence[str], indentation: int) -> str:
-    line = f"{function}({', '.join(arguments)})"
-    if indentation + len(line) <= _WIDTH and "\n" not in line:
-        return line
-    together = ", ".join(arguments)
-    if indentation + 4 + len(together) <= _WIDTH and "\n" not in together:
-        return f"{function}(\n    {together}\n)"
-    return _exploded(function, arguments)
-
-
-def _exploded(function: str, arguments: Sequence[str]) -> str:
-    inner = [line for text in arguments for line in shifted(f"{text},", 1)]
-    return "\n".join([f"{function}(", *inner, ")"])
-
-
-def _one_a_line(call: cst.Call) -> bool:
-    return len(call.args) > 1 and all(
-        isinstance(arg.comma, cst.Comma)
-        and isinstance(arg.comma.whitespace_after, cst.ParenthesizedWhitespace)
-        for arg in call.args[:-1]
-    )
-
-
-def shifted(text: str, levels: int) -> list[str]:
-    """The lines of `text`, indented; strings that span lines stay as they are."""
-    lines = text.split("\n")
-    if '"""' in text or "'''" in text:
-        return ["    " * levels + lines[0], *lines[1:]]
-    return ["    " * levels + line if line else line for line in lines]

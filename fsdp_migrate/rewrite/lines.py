@@ -7,8 +7,6 @@ was a third of the time a file takes. Lines come from printing the module once, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import libcst as cst
@@ -28,11 +26,23 @@ class _Printer(PositionProvidingCodegenState):
         if "\n" in value or "\r" in value:
             self.line += len(value.splitlines()) - (not value.endswith(("\n", "\r")))
 
-    @contextmanager
-    def record_syntactic_position(self, node: cst.CSTNode, **_ends: Any) -> Iterator[None]:
-        start = self.line
-        yield
-        self.provider[id(node)] = (start, self.line)  # type: ignore[index]
+    def record_syntactic_position(self, node: cst.CSTNode, **_ends: Any) -> Any:
+        return _Span(self, node)
+
+
+class _Span:
+    """One node while it is printed; a generator for each would cost more than the printing."""
+
+    __slots__ = ("node", "printer", "start")
+
+    def __init__(self, printer: _Printer, node: cst.CSTNode) -> None:
+        self.printer, self.node, self.start = printer, node, printer.line
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_error: object) -> None:
+        provider: Any = self.printer.provider
+        provider[id(self.node)] = (self.start, self.printer.line)
 
 
 def lines_of(module: cst.Module) -> dict[int, tuple[int, int]]:

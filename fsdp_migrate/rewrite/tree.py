@@ -46,30 +46,41 @@ _WHITESPACE = {
     "equal",
 }
 _fields: dict[type, tuple[str, ...]] = {}
+_nodes: dict[type, bool] = {}  # whether a type is a node's; asking an ABC each time is slow
 
 
-def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+def _is_node(kind: type) -> bool:
+    if kind not in _nodes:
+        _nodes[kind] = issubclass(kind, cst.CSTNode)
+    return _nodes[kind]
+
+
+def children(node: cst.CSTNode) -> list[cst.CSTNode]:
     """The meaningful children of `node` in document order, without whitespace."""
     kind = type(node)
-    if kind not in _fields:
-        _fields[kind] = tuple(
-            field.name
-            for field in dataclasses.fields(kind)
-            if not field.name.startswith("whitespace") and field.name not in _WHITESPACE
-        )
-    for name in _ordered(node, _fields[kind]):
+    names = _fields.get(kind)
+    if names is None:
+        names = _fields[kind] = _meaningful(kind)
+    found: list[cst.CSTNode] = []
+    for name in names:
         value = getattr(node, name)
-        if isinstance(value, cst.CSTNode):
-            yield value
-        elif value.__class__ in (list, tuple):
-            yield from (item for item in value if isinstance(item, cst.CSTNode))
+        if value is None:
+            continue
+        if value.__class__ in (tuple, list):
+            found += [item for item in value if _is_node(item.__class__)]
+        elif _is_node(value.__class__):
+            found.append(value)
+    return found
 
 
-def _ordered(node: cst.CSTNode, names: tuple[str, ...]) -> tuple[str, ...]:
-    # Decorators stand before what they decorate, yet come late in libcst's field order.
-    if isinstance(node, cst.FunctionDef | cst.ClassDef):
-        return ("decorators", *(name for name in names if name != "decorators"))
-    return names
+def _meaningful(kind: type) -> tuple[str, ...]:
+    """The fields of a node type that hold other nodes; decorators stand before what they adorn."""
+    names = [
+        field.name
+        for field in dataclasses.fields(kind)
+        if not field.name.startswith("whitespace") and field.name not in _WHITESPACE
+    ]
+    return tuple(sorted(names, key=lambda name: name != "decorators"))
 
 
 def walk(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -78,7 +89,7 @@ def walk(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
     while stack:
         node = stack.pop()
         yield node
-        stack.extend(reversed(list(children(node))))
+        stack.extend(reversed(children(node)))
 
 
 class Tree:
@@ -96,7 +107,7 @@ class Tree:
             self._by_type.setdefault(type(node), []).append(node)
             self.order[id(node)] = len(self.nodes)
             self.nodes.append(node)
-            below = list(children(node))
+            below = children(node)
             for child in below:
                 self.parents[id(child)] = node
             stack.extend(reversed(below))

@@ -5,8 +5,8 @@ import libcst as cst
 from fsdp_migrate.rewrite.file import File, Wrapped
 from fsdp_migrate.rewrite.names import dotted
 from fsdp_migrate.rewrite.rule import Example, Rule
-from fsdp_migrate.rewrite.rules.wrap_call import Writer
 from fsdp_migrate.rewrite.tree import walk
+from fsdp_migrate.rewrite.wrap_writer import Writer
 
 _CHANGES = frozenset({"load_state_dict", "step", "backward", "load_checkpoint"})
 
