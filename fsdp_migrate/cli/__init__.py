@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fsdp_migrate import __version__
-from fsdp_migrate.cli import verify
+from fsdp_migrate.cli import bench, verify
 
 app = typer.Typer(
     name="fsdp-migrate",
@@ -39,6 +39,7 @@ def _root(
 
 
 app.command()(verify.verify)
+app.command()(bench.bench)
 
 
 def main() -> None:

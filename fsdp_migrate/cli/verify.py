@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.table import Table
 
-from fsdp_migrate.cli.output import exits, print_json, stderr, stdout
-from fsdp_migrate.errors import OpenQuestion, SourceError, TargetError, UsageError
+from fsdp_migrate.cli.migrated import migrated
+from fsdp_migrate.cli.output import exits, print_json, stderr
+from fsdp_migrate.cli.parity import progress, show
+from fsdp_migrate.errors import SourceError, TargetError, UsageError
 
 if TYPE_CHECKING:
     from fsdp_migrate.verify.experiment import Experiment
     from fsdp_migrate.verify.launchers import Launcher
-    from fsdp_migrate.verify.verdict import Parity, Point
 
 LAUNCHERS = ("torchrun", "slurm")
 
@@ -71,8 +70,11 @@ def verify(
         _check_names(script=script, after=after, launcher=launcher, device=device)
         if nproc_per_node * nnodes < 2:
             raise UsageError("one rank shards nothing: verify needs at least two")
+        start = _launcher(launcher, rdzv_endpoint, nnodes)
+        if not (print_script or start.leads):
+            _follow(out, start, timeout, as_json=as_json)
         folder = _folder(out, nnodes)
-        second = after or _rewritten(script, folder)
+        second = after or migrated(script, folder / "rewritten")
         experiment = Experiment(
             before=Side(script.resolve(), (*(args or ()), *shlex.split(before_args or ""))),
             after=Side(second.resolve(), (*(args or ()), *shlex.split(after_args or ""))),
@@ -86,7 +88,6 @@ def verify(
             nnodes=nnodes,
             timeout=timeout,
         )
-        start = _launcher(launcher, rdzv_endpoint)
         if print_script:
             _print_scripts(experiment, start)
             return
@@ -94,23 +95,43 @@ def verify(
 
 
 def _run(experiment: Experiment, launcher: Launcher, *, as_json: bool) -> None:
+    from fsdp_migrate.verify import report
     from fsdp_migrate.verify.experiment import run
     from fsdp_migrate.verify.results import as_dict
 
     console = stderr()
-    console.print(f"logs and traces: {experiment.folder}")
-
-    def progress(side: str, trial: str, made: int) -> None:
-        console.print(f"{side} {trial}: step {made} of {experiment.steps}")
-
-    parity = run(experiment, launcher, progress)
+    console.print(f"logs and traces: {experiment.folder}", markup=False)
+    with progress(console, experiment.steps) as follow:
+        parity = run(experiment, launcher, follow)
     result = as_dict(parity, experiment)
-    (experiment.folder / "result.json").write_text(json.dumps(result, indent=1))
+    beside = experiment.folder / "result.json.partial"  # other nodes may be waiting for it
+    beside.write_text(json.dumps(result, indent=1))
+    beside.rename(experiment.folder / "result.json")
+    if not report.write(parity, experiment, experiment.folder):
+        console.print("no pictures: they need matplotlib (fsdp-migrate's extra: report)")
+    console.print(f"report: {experiment.folder / 'report.html'}", markup=False)
     if as_json:
         print_json(result)
     else:
-        _show(parity)
+        show(parity)
     raise typer.Exit(parity.verdict.kind.value)
+
+
+def _follow(out: Path | None, launcher: Launcher, timeout: float, *, as_json: bool) -> NoReturn:
+    """Another node leads: lend this one's ranks, and end as the leader does."""
+    from fsdp_migrate.verify.follow import follow
+    from fsdp_migrate.verify.verdict import Kind
+
+    if out is None:
+        raise UsageError("with several nodes --out must name a folder that all of them see")
+    stderr().print("another node leads: waiting for its jobs")
+    result = follow(out.resolve(), launcher, timeout)
+    verdict = result["verdict"]
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(f"{verdict['title']}: {verdict['message']}")
+    raise typer.Exit(Kind[verdict["result"]].value)
 
 
 def _check_names(*, script: Path, after: Path | None, launcher: str, device: str) -> None:
@@ -147,40 +168,18 @@ def _folder(out: Path | None, nnodes: int) -> Path:
     return out.resolve()
 
 
-def _rewritten(script: Path, folder: Path) -> Path:
-    """SCRIPT as rewrite-code rewrites it, in a copy of its folder."""
-    from fsdp_migrate.rewrite.engine import rewrite_files
-
-    copy = folder / "rewritten"
-    shutil.copytree(script.resolve().parent, copy, ignore=_not_source, symlinks=True)
-    open_sites = []
-    for result in rewrite_files([copy]):
-        if result.error:
-            raise SourceError(f"rewrite-code: {result.error}")
-        open_sites += [site for site in result.sites if site.state == "todo"]
-        if result.changed:
-            Path(result.path).write_text(result.after)
-    if open_sites:
-        first = "\n".join(f"  {s.file}:{s.line}: {s.message}" for s in open_sites[:5])
-        raise OpenQuestion(
-            f"rewrite-code leaves {len(open_sites)} places to you, so nothing can run yet:\n"
-            f"{first}\nSettle them and give the result with --after."
-        )
-    return copy / script.name
-
-
-def _not_source(_folder: str, names: list[str]) -> set[str]:
-    return {
-        name for name in names if name in ("__pycache__", ".git", ".venv", "venv", "node_modules")
-    }
-
-
-def _launcher(name: str, endpoint: str | None) -> Launcher:
+def _launcher(name: str, endpoint: str | None, nnodes: int) -> Launcher:
     if name == "torchrun":
         from fsdp_migrate.verify.launchers.torchrun import Torchrun
 
+        if nnodes > 1 and endpoint is None:
+            raise UsageError(
+                "torchrun on several nodes needs --rdzv-endpoint HOST:PORT of the first"
+            )
         return Torchrun(endpoint)
-    raise UsageError("--launcher slurm is not part of this build")
+    from fsdp_migrate.verify.launchers.slurm import Slurm
+
+    return Slurm()
 
 
 def _print_scripts(experiment: Experiment, launcher: Launcher) -> None:
@@ -189,33 +188,3 @@ def _print_scripts(experiment: Experiment, launcher: Launcher) -> None:
         job.folder.mkdir(parents=True, exist_ok=True)
         job.write()
         typer.echo(launcher.script(job), nl=False)
-
-
-def _show(parity: Parity) -> None:
-    console = stdout()
-    for series in parity.series:
-        table = Table(title=f"{series.name}", title_justify="left")
-        for heading in ("step", "loss before", "loss after", "difference", "allowed", "norm"):
-            table.add_column(heading, justify="right")
-        for point in series.points:
-            table.add_row(*_row(point))
-        console.print(table)
-    for name in parity.passed:
-        console.print(f"passed: {name}")
-    for note in parity.notes:
-        console.print(f"note: {note}")
-    if parity.redirections:
-        console.print("ran on the CPU instead: " + "; ".join(parity.redirections))
-    colour = {"PASS": "green", "FAIL": "red"}.get(parity.verdict.kind.name, "yellow")
-    console.print(parity.verdict.sentence, style=f"bold {colour}", markup=False)
-
-
-def _row(point: Point) -> tuple[str, ...]:
-    return (
-        str(point.step),
-        f"{point.before:.8g}",
-        f"{point.after:.8g}",
-        "equal" if point.difference == 0 else f"{point.difference:.2e}",
-        "-" if point.envelope is None else f"{point.envelope:.2e}",
-        "-" if point.norm_after is None else f"{point.norm_after:.6g}",
-    )

@@ -22,6 +22,7 @@ from fsdp_migrate.verify.trial import Job, RankTrace, Trace, Trial
 from fsdp_migrate.verify.verdict import Finding, Kind, Pair, Parity, Verdict
 
 MODES = ("exact", "native")
+SIDES = ("before", "after")
 CONTROLS = 2
 # What the other ranks say when one has gone, the most telling last.
 PEER_LOST = (
@@ -100,7 +101,7 @@ def run(experiment: Experiment, launcher: Launcher, progress: Progress | None = 
     worth cannot be said then. A second script that fails is the verdict's business.
     """
     traces = []
-    for name, job in zip(("before", "after"), experiment.jobs(), strict=True):
+    for name, job in zip(SIDES, experiment.jobs(), strict=True):
         found = launch(name, job, launcher, progress)
         if name == "before":
             usable(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from fsdp_migrate.verify.checks import FOUNDATIONS, exact, kernels, native
@@ -116,10 +117,14 @@ def _redirections(pairs: Sequence[Pair]) -> Iterator[str]:
 
 def series(pair: Pair) -> Series:
     """A pair's numbers, step by step, for tables and pictures."""
-    limits = list(native.envelope(pair)) if pair.controls and pair.before.ranks else []
+    known = pair.controls and pair.before.ranks
+    # Where equal bits are due, no difference is allowed: an envelope would say otherwise.
+    due = known and pair.exact and kernels.why_not_exact(pair) is None
+    limits = list(native.envelope(pair)) if known and not due else []
     count = min(pair.before.steps, pair.after.steps)
     points = tuple(_point(pair, step, limits[step] if limits else None) for step in range(count))
-    return Series(pair.name, points, _peak(pair.before), _peak(pair.after))
+    device = pair.before.ranks[0].device if pair.before.ranks else ""
+    return Series(pair.name, points, _peak(pair.before), _peak(pair.after), device)
 
 
 def _point(pair: Pair, step: int, limit: float | None) -> Point:
@@ -136,7 +141,16 @@ def _point(pair: Pair, step: int, limit: float | None) -> Point:
         seconds_before=first.seconds,
         seconds_after=second.seconds,
         rates=tuple(rate for rates in second.rates for rate in rates),
+        unclipped_before=_unclipped(pair.before, step),
+        unclipped_after=_unclipped(pair.after, step),
     )
+
+
+def _unclipped(trace: Trace, step: int) -> float | None:
+    """A clipped norm is flat at its limit and shows nothing."""
+    if clips := trace.ranks[0].steps[step].clips:
+        return math.hypot(*(clip.norm for clip in clips))
+    return total(gradients(trace, step, "final"))
 
 
 def _peak(trace: Trace) -> int:

@@ -13,7 +13,11 @@ PATIENCE = 20.0  # seconds between asking a group to end and ending it
 
 
 def run_group(
-    command: Sequence[str], env: Mapping[str, str], log: Path, started: Path, patience: float
+    command: Sequence[str],
+    env: Mapping[str, str],
+    log: Path,
+    started: Path | None = None,
+    patience: float | None = None,
 ) -> int | None:
     """
     Run to the end with output to `log`; on any interruption the whole group is ended.
@@ -32,7 +36,7 @@ def run_group(
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(patience)
-        return process.wait() if started.exists() else None
+        return None if started and not started.exists() else process.wait()
     finally:
         end_group(process)
 

@@ -7,8 +7,9 @@
     notes         what limits the proof
     redirections  CUDA calls that ran on the CPU
     experiment    the scripts, arguments, ranks, steps, seed, modes
-    pairs         by name (exact, fp32, native): peak_bytes and steps, each step with loss,
-                  difference, envelope, gradient_norm, seconds, learning_rates
+    pairs         by name (exact, fp32, native): device, peak_bytes and steps, each step with
+                  loss, difference, envelope, gradient_norm (at the optimizer),
+                  unclipped_norm (as clip_grad_norm_ told the script), seconds, learning_rates
 
 Numbers are JSON numbers with all digits (`repr` of a double reads back exactly); a number that is
 not finite is the string "nan", "inf" or "-inf".
@@ -72,6 +73,7 @@ def _side(side: Side) -> dict[str, Any]:
 
 def _series(series: Series) -> dict[str, Any]:
     return {
+        "device": series.device,
         "peak_bytes": {"before": series.peak_before, "after": series.peak_after},
         "steps": [_point(point) for point in series.points],
     }
@@ -86,6 +88,10 @@ def _point(point: Point) -> dict[str, Any]:
         "gradient_norm": {
             "before": _number(point.norm_before),
             "after": _number(point.norm_after),
+        },
+        "unclipped_norm": {
+            "before": _number(point.unclipped_before),
+            "after": _number(point.unclipped_after),
         },
         "seconds": {"before": point.seconds_before, "after": point.seconds_after},
         "learning_rates": list(point.rates),

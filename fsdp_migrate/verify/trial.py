@@ -61,7 +61,9 @@ class Job:
         """Make the folders and the job file that every rank reads."""
         for trial in self.trials:
             (self.folder / trial.name / "scratch").mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps(dataclasses.asdict(self), default=str, indent=1))
+        beside = self.file.with_suffix(".partial")  # another node may be waiting for the file
+        beside.write_text(json.dumps(dataclasses.asdict(self), default=str, indent=1))
+        beside.rename(self.file)
 
     @classmethod
     def read(cls, file: Path) -> Job:

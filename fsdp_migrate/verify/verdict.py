@@ -73,11 +73,13 @@ class Point:
     after: float
     difference: float  # relative, the largest over ranks and micro-batches
     envelope: float | None  # allowed difference, where measured
-    norm_before: float | None
+    norm_before: float | None  # at the optimizer: clipped, where the script clips
     norm_after: float | None
     seconds_before: float | None
     seconds_after: float | None
     rates: tuple[float, ...] = ()
+    unclipped_before: float | None = None  # as clip_grad_norm_ told the script
+    unclipped_after: float | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Series:
     points: tuple[Point, ...]
     peak_before: int
     peak_after: int
+    device: str = ""  # cpu: peaks are of host memory; cuda: of the allocator
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,11 @@ class Launcher(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def leads(self) -> bool:
+        """Whether this node makes the jobs and judges; else it only lends its ranks."""
+        ...
+
     def script(self, job: Job) -> str:
         """The shell script that does what `run` does, for `--print-script`."""
         ...
