@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import shutil
 from pathlib import Path
 
@@ -29,21 +28,19 @@ def migrated(script: Path, copy: Path) -> Path:
 
     shutil.copytree(home, copy, ignore=left_out, copy_function=_copy_or_link)
     target = copy / script.resolve().name
-    used = _used(target, copy)
     open_sites = []
-    for result in rewrite_files([copy]):
-        path = Path(result.path)
-        if path in used and result.error:
+    for result in rewrite_files(sorted(_used(target, copy))):
+        if result.error:
             raise SourceError(f"rewrite-code: {result.error}")
-        if path in used:
-            open_sites += [site for site in result.sites if site.state == "todo"]
+        open_sites += [site for site in result.sites if site.state == "todo"]
         if result.changed:
-            path.write_text(result.after)
+            Path(result.path).write_text(result.after)
     if open_sites:
-        first = "\n".join(
-            f"  {home / Path(s.file).relative_to(copy)}:{s.line}: {s.message}"
-            for s in open_sites[:5]
-        )
+        places = [
+            f"  {home / Path(site.file).relative_to(copy)}:{site.line}: {site.message}"
+            for site in open_sites[:5]
+        ]
+        first = "\n".join(places)
         raise OpenQuestion(
             f"rewrite-code leaves {len(open_sites)} places to you, so nothing can run yet:\n"
             f"{first}\nSettle them and give the result with --after."
@@ -55,7 +52,7 @@ def _copy_or_link(source: str, target: str) -> None:
     if source.endswith(".py"):
         shutil.copyfile(source, target)
     else:
-        os.symlink(Path(source).resolve(), target)
+        Path(target).symlink_to(Path(source).resolve())
 
 
 def _used(script: Path, root: Path) -> set[Path]:
@@ -84,7 +81,6 @@ def _modules(node: ast.AST) -> list[str]:
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
         module = node.module or ""
-        return [f"{module}.{alias.name}".strip(".") for alias in node.names] + (
-            [module] if module else []
-        )
+        inside = [f"{module}.{alias.name}".strip(".") for alias in node.names]
+        return [*inside, module] if module else inside
     return []
