@@ -18,7 +18,7 @@ def migrated(script: Path, copy: Path) -> Path:
     Python files are copied, everything else is linked to. Raises OpenQuestion when rewrite-code
     leaves a place to the user in a file that the script uses.
     """
-    from fsdp_migrate.rewrite.engine import rewrite_files
+    from fsdp_migrate.rewrite import rewrite_files
 
     home = script.resolve().parent
 
