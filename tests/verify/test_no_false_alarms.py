@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fsdp_migrate.cli.migrated import migrated
+from fsdp_migrate.errors import MigrateError
 from fsdp_migrate.verify.experiment import usable
 from tests.verify.launches import SCRIPTS, Bench, Run
 
@@ -22,7 +23,6 @@ SCRIPT_ARGS: dict[str, tuple[str, ...]] = {
     "helper_kwargs": (),
     "hsdp_dcp": (),
     "inspect_params": (),
-    "lambda_ema": (),
     "lora_frozen": (),
     "meta_start": (),
     "policy_reference": (),
@@ -58,8 +58,12 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 def _scripts(folder: Path) -> Iterator[Run]:
     for name, args in SCRIPT_ARGS.items():
         script = FIXTURES / f"{name}.py"
+        try:
+            second = migrated(script, folder / name)
+        except MigrateError:
+            continue  # that script's own test says so
         yield Run(f"before {name}", script, args)
-        yield Run(f"after {name}", migrated(script, folder / name), args)
+        yield Run(f"after {name}", second, args)
 
 
 def _strategies(
@@ -86,6 +90,7 @@ def _engines(folder: Path) -> Iterator[Run]:
 
 
 def _passes(bench: Bench, name: str) -> None:
+    assert bench.traces(f"before {name}"), "rewrite-code could not migrate it"
     usable(bench.traces(f"before {name}"))
     verdict = bench.parity(f"before {name}", f"after {name}").verdict
 
