@@ -47,7 +47,7 @@ class Torchrun:
             f"--rdzv-endpoint={meeting}",
             # The second launch must not meet what is left of the first.
             f"--rdzv-id={self.run_id}-{job.folder.name}",
-            f"--rdzv-conf=join_timeout={int(self.wait)},timeout={int(self.wait)}{hosting}",
+            f"--rdzv-conf=join_timeout={self.wait:.0f},timeout={self.wait:.0f}{hosting}",
             "-m",
             "fsdp_migrate.verify.worker",
             str(job.file),
