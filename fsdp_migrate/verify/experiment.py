@@ -24,6 +24,15 @@ from fsdp_migrate.verify.verdict import Finding, Kind, Pair, Parity, Verdict
 MODES = ("exact", "native")
 SIDES = ("before", "after")
 CONTROLS = 2
+# What the other ranks say when one has gone, the most telling last.
+PEER_LOST = (
+    "another rank",
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "remote process exited",
+    "no progress for",
+)
 Progress = Callable[[str, str, int], None]  # side, trial, steps made so far
 
 
@@ -95,7 +104,7 @@ def run(experiment: Experiment, launcher: Launcher, progress: Progress | None = 
     for name, job in zip(SIDES, experiment.jobs(), strict=True):
         found = launch(name, job, launcher, progress)
         if name == "before":
-            _usable(found)
+            usable(found)
         traces.append(found)
     return compare(traces[0], traces[1])
 
@@ -167,7 +176,8 @@ def pairs(before: dict[str, Trace], after: dict[str, Trace]) -> Iterator[Pair]:
         yield Pair(name, one, other, exact, name == "fp32" or not low, controls)
 
 
-def _usable(traces: dict[str, Trace]) -> None:
+def usable(traces: dict[str, Trace]) -> None:
+    """Raises SourceError when the first script's runs are nothing to compare with."""
     for trace in traces.values():
         if trace.failures and not trace.trial.startswith("fp32"):
             raise SourceError(describe(trace, "first"))
@@ -175,7 +185,13 @@ def _usable(traces: dict[str, Trace]) -> None:
 
 def culprit(trace: Trace) -> RankTrace:
     """The rank that failed by itself, not because another had."""
-    return min(trace.failures, key=lambda rank: "another rank" in (rank.failure or ""))
+
+    def suffered(rank: RankTrace) -> int:
+        return next(
+            (len(PEER_LOST) - i for i, t in enumerate(PEER_LOST) if t in str(rank.failure)), 0
+        )
+
+    return min(trace.failures, key=suffered)
 
 
 def describe(trace: Trace, which: str) -> str:

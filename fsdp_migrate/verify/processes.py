@@ -12,8 +12,20 @@ from pathlib import Path
 PATIENCE = 20.0  # seconds between asking a group to end and ending it
 
 
-def run_group(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
-    """Run to the end with output to `log`; on any interruption the whole group is ended."""
+def run_group(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    log: Path,
+    *,
+    started: Path | None = None,
+    patience: float | None = None,
+) -> int | None:
+    """
+    Run to the end with output to `log`; on any interruption the whole group is ended.
+
+    None when the file `started` did not appear within `patience` seconds; without one, a command
+    may take what time it needs to start (a job waits in a queue).
+    """
     with log.open("wb") as out:
         process = subprocess.Popen(
             command,
@@ -24,7 +36,9 @@ def run_group(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
             start_new_session=True,
         )
     try:
-        return process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(patience)
+        return process.wait() if started is not None and started.exists() else None
     finally:
         end_group(process)
 
@@ -46,7 +60,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def last_lines(log: Path, count: int = 15) -> str:
+def last_lines(log: Path, count: int = 25) -> str:
     """The end of a log, for a message."""
     if not log.exists():
         return "(no log)"

@@ -52,6 +52,11 @@ class Job:
     def file(self) -> Path:
         return self.folder / "job.json"
 
+    @property
+    def started(self) -> Path:
+        """A file that a rank makes when it starts."""
+        return self.folder / "started"
+
     def write(self) -> None:
         """Make the folders and the job file that every rank reads."""
         for trial in self.trials:

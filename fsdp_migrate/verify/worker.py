@@ -38,6 +38,7 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     die_with_parent()
     job = Job.read(Path(sys.argv[1]))
+    job.started.touch()
     _import_once()
     store = _store()
     for index, trial in enumerate(job.trials):

@@ -38,7 +38,9 @@ class Run:
 
 
 class Bench:
-    def __init__(self, folder: Path, runs: Iterable[Run], ranks: int = 2) -> None:
+    def __init__(
+        self, folder: Path, runs: Iterable[Run], ranks: int = 2, timeout: float = 120
+    ) -> None:
         self.folder = folder
         self._runs = {run.label: run for run in runs}
         trials = [
@@ -46,7 +48,7 @@ class Bench:
             for label, run in self._runs.items()
             for trial in run.trials(folder)
         ]
-        self.job = Job(folder, tuple(trials), nproc_per_node=ranks, timeout=120)
+        self.job = Job(folder, tuple(trials), nproc_per_node=ranks, timeout=timeout)
         self.job.write()
         Torchrun().run(self.job)
 

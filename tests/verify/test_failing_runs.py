@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,13 +12,28 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_migrate.errors import SourceError
-from fsdp_migrate.verify.experiment import Experiment, Side, run
+from fsdp_migrate.errors import SourceError, Unsupported
+from fsdp_migrate.verify.experiment import usable
 from fsdp_migrate.verify.launchers.torchrun import Torchrun
-from fsdp_migrate.verify.verdict import Kind, Parity
-from tests.verify.launches import SCRIPTS
+from fsdp_migrate.verify.trial import Job
+from fsdp_migrate.verify.verdict import Kind
+from tests.verify.launches import SCRIPTS, Bench, Run
 
-BEFORE = Side(SCRIPTS / "fsdp1.py")
+HOW = {
+    "crash": "RuntimeError: the planted crash",
+    "exit": "exit code 7",
+    "kill": "SIGSEGV",
+    "stubborn": "no progress for 10 s",
+}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    failing, after = SCRIPTS / "failing.py", SCRIPTS / "fsdp2.py"
+    runs = [Run("before", SCRIPTS / "fsdp1.py"), Run("short", after, ("--steps", "2"))]
+    runs += [Run(how, failing, ("--how", how)) for how in HOW]
+    runs.append(Run("correct", after))  # a failed trial must not harm the next one
+    return Bench(tmp_path_factory.mktemp("failing"), runs, timeout=10)
 
 
 def _processes_of(folder: Path) -> list[str]:
@@ -34,45 +50,32 @@ def _processes_of(folder: Path) -> list[str]:
     return found
 
 
-def _verify(folder: Path, after: Side, timeout: float = 20.0) -> Parity:
-    experiment = Experiment(BEFORE, after, folder, 4, modes=("exact",), timeout=timeout)
-    return run(experiment, Torchrun())
-
-
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [
-        ("crash", "RuntimeError: the planted crash"),
-        ("exit", "exit code 7"),
-        ("kill", "SIGSEGV"),
-        ("stubborn", "no progress for 12 s"),
-    ],
-)
-def test_a_second_run_that_ends_badly_fails(tmp_path: Path, how: str, says: str) -> None:
+@pytest.mark.parametrize("how", HOW)
+def test_a_second_run_that_ends_badly_fails(bench: Bench, how: str) -> None:
     """The rank that failed by itself is named, with its last lines and its log."""
-    failing = Side(SCRIPTS / "failing.py", ("--how", how))
-    verdict = _verify(tmp_path / "out", failing, timeout=12).verdict
+    verdict = bench.parity("before", how).verdict
 
     assert verdict.kind is Kind.FAIL
-    assert says in verdict.message
+    assert HOW[how] in verdict.message
     assert "rank 1, after 2 optimizer steps" in verdict.message
-    assert f"about to {how}" in verdict.message or how == "stubborn"
     assert "rank1.log" in verdict.message
-    assert _processes_of(tmp_path) == []
 
 
-def test_a_first_run_that_fails_is_no_baseline(tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_run_that_ended_badly(bench: Bench) -> None:
+    """Not even of a rank that ignores being asked to stop; and the next run is not harmed."""
+    assert _processes_of(bench.folder) == []
+    assert bench.parity("before", "correct").verdict.kind is Kind.PASS
+
+
+def test_a_first_run_that_fails_is_no_baseline(bench: Bench) -> None:
     """Nothing can be said of the second script then: the input is unusable."""
-    side = Side(SCRIPTS / "failing.py", ("--how", "crash"))
-    experiment = Experiment(side, side, tmp_path / "out", 4, modes=("exact",))
-
-    with pytest.raises(SourceError, match="the first run failed.*the planted crash"):
-        run(experiment, Torchrun())
+    with pytest.raises(SourceError, match=r"the first run failed.*the planted crash"):
+        usable(bench.traces("crash"))
 
 
-def test_unequal_numbers_of_steps_fail(tmp_path: Path) -> None:
+def test_unequal_numbers_of_steps_fail(bench: Bench) -> None:
     """A second run that stops early is not the same training."""
-    verdict = _verify(tmp_path / "out", Side(SCRIPTS / "fsdp2.py", ("--steps", "2"))).verdict
+    verdict = bench.parity("before", "short").verdict
 
     assert verdict.kind is Kind.FAIL
     assert "the first run made 4 optimizer steps, the second 2" in verdict.message
@@ -80,17 +83,14 @@ def test_unequal_numbers_of_steps_fail(tmp_path: Path) -> None:
 
 def test_an_endpoint_in_use_is_said(tmp_path: Path) -> None:
     """A rendezvous that cannot be opened is torchrun's failure, with its log."""
-    import socket
-
-    from fsdp_migrate.errors import Unsupported
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
-        experiment = Experiment(BEFORE, BEFORE, tmp_path / "out", 2, modes=("exact",))
+        job = Job(tmp_path, ())
+        job.write()
         with pytest.raises(Unsupported, match=r"torchrun could not run the ranks.*torchrun\.log"):
-            run(experiment, Torchrun(endpoint, wait=5))
+            Torchrun(endpoint, wait=5).run(job)
 
     assert _processes_of(tmp_path) == []
 

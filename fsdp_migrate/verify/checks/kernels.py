@@ -60,7 +60,9 @@ def _degrees(degrees: tuple[int, int, int]) -> str:
 def precision(trace: Trace) -> float:
     """The coarsest unit in the last place that the run computes or reduces in."""
     dtypes = {d for p in params(trace).values() for d in (p.compute_dtype, p.reduce_dtype, p.dtype)}
-    return max(EPS.get(dtype.removeprefix("torch."), 2.0**-23) for dtype in dtypes)
+    return max(
+        (EPS.get(dtype.removeprefix("torch."), 2.0**-23) for dtype in dtypes), default=2.0**-23
+    )
 
 
 def loss_tolerance(pair: Pair) -> float:
@@ -91,5 +93,6 @@ def losses(pair: Pair, step: int) -> Iterator[tuple[int | None, int, float, floa
 
 def _same_streams(pair: Pair) -> bool:
     """Whether rank r reads the same data in both runs: not so under another tensor parallelism."""
-    parallel = [max(p.degrees[2] for p in params(t).values()) for t in (pair.before, pair.after)]
+    sides = (pair.before, pair.after)
+    parallel = [max((p.degrees[2] for p in params(t).values()), default=1) for t in sides]
     return parallel[0] == parallel[1]

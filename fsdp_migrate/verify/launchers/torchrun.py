@@ -12,6 +12,7 @@ import os
 import shlex
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ class Torchrun:
 
     endpoint: str | None = None
     run_id: str = "fsdp-migrate"
-    wait: int = 120  # seconds that nodes may take to meet
+    wait: float = 300.0  # seconds that ranks may take to start
     name: str = "torchrun"
 
     @property
@@ -34,7 +35,9 @@ class Torchrun:
         """Whether the endpoint is on this node."""
         return self.endpoint is None or is_here(self.endpoint)
 
-    def command(self, job: Job, *, python: str = sys.executable, hosting: str = "") -> list[str]:
+    def command(
+        self, job: Job, *, python: str = sys.executable, extra: Sequence[str] = ()
+    ) -> list[str]:
         meeting = self.endpoint or "localhost:0"
         return [
             python,
@@ -47,7 +50,7 @@ class Torchrun:
             f"--rdzv-endpoint={meeting}",
             # The second launch must not meet what is left of the first.
             f"--rdzv-id={self.run_id}-{job.folder.name}",
-            f"--rdzv-conf=join_timeout={self.wait},timeout={self.wait}{hosting}",
+            *extra,
             "-m",
             "fsdp_migrate.verify.worker",
             str(job.file),
@@ -60,16 +63,17 @@ class Torchrun:
         return "\n".join([*lines, shlex.join(self.command(job, python="python")), ""])
 
     def run(self, job: Job) -> None:
-        log, hosting = job.folder / "torchrun.log", ""
+        log, extra = job.folder / "torchrun.log", []
         if job.nnodes > 1:
             log = job.folder / f"torchrun-{socket.gethostname()}.log"
             # Said, rather than guessed by torchrun from the names that this node goes by.
-            hosting = f",is_host={int(self.leads)}"
-        code = run_group(self.command(job, hosting=hosting), environment(), log)
-        if code:
+            extra = [f"--rdzv-conf=is_host={int(self.leads)}"]
+        command = self.command(job, extra=extra)
+        code = run_group(command, environment(), log, started=job.started, patience=self.wait)
+        if code != 0:
+            why = f"exit code {code}" if code else f"none had started after {self.wait:g} s"
             raise Unsupported(
-                f"torchrun could not run the ranks (exit code {code}); log: {log}\n"
-                f"{last_lines(log)}"
+                f"torchrun could not run the ranks ({why}); log: {log}\n{last_lines(log)}"
             )
 
 

@@ -1,4 +1,4 @@
-"""fsdp2.py, but rank 1 ends it: --how crash, exit, kill, hang or stubborn, after two steps."""
+"""fsdp2.py, but rank 1 ends it: --how crash, exit, kill or stubborn (hangs, ignores SIGTERM), after two steps."""
 
 import os
 import runpy
