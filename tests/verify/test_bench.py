@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+COMMAND = (sys.executable, "-m", "fsdp_migrate", "bench")
 RANKS, BATCH, SEQ_LEN, STEPS, WARMUP = 4, 2, 32, 3, 1
 ROWS = [
     "ddp",
@@ -32,7 +33,7 @@ ROWS = [
 
 def bench(*arguments: object, timeout: float = 500) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "fsdp_migrate", "bench", *map(str, arguments)],
+        [*COMMAND, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=timeout,

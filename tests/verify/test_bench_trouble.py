@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fsdp_migrate.cli import app
-from tests.verify.test_bench import bench, llama
+from tests.verify.test_bench import COMMAND, bench, llama
 
 MARKER = "BENCH_TEST"
 SMALL = ("--device", "cpu", "--nproc-per-node", 2, "--batch", 1, "--seq-len", 8)
@@ -137,3 +141,34 @@ def test_a_folder_in_use_is_refused_and_a_strange_one_never_emptied(
     assert "--overwrite" in json.loads(refused.stdout)["error"]["message"]
     assert "left alone" in json.loads(left.stdout)["error"]["message"]
     assert kept.read_text() == "years of work"
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_an_interrupted_bench_leaves_nothing_running(
+    tmp_path: Path, number: signal.Signals, exit_code: int
+) -> None:
+    """Ctrl-C ends the ranks; should the command itself be killed, they end with it."""
+    model = ("--model", "bench_models:Hanging", *SMALL, *SHORT)
+    command = [*COMMAND, *model, "--out", tmp_path / "out", "--rows", "ddp"]
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        cwd=Path(__file__).parent,
+        env={**os.environ, MARKER: str(tmp_path)},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _until((tmp_path / "out" / "rows" / "ddp" / "output.log").exists)
+        process.send_signal(number)
+        assert process.wait(60) == exit_code
+    finally:
+        process.kill()
+        process.wait()
+
+    _until(lambda: left_running(tmp_path) == [])
+
+
+def _until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)

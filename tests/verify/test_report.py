@@ -17,8 +17,10 @@ from rich.console import Console
 from fsdp_migrate.cli.parity import progress, show
 from fsdp_migrate.errors import TargetError
 from fsdp_migrate.verify import report, report_plots
+from fsdp_migrate.verify.judge import series
 from fsdp_migrate.verify.summary import summarise
-from fsdp_migrate.verify.verdict import Parity
+from fsdp_migrate.verify.trial import Clip, Model, Parameter, RankTrace, Step, Trace
+from fsdp_migrate.verify.verdict import Pair, Parity
 from tests.verify.samples import EQUAL, EXPERIMENT, FAIL, NOISE, NOTHING, PASS, STEPS, point
 
 PICTURES = ["loss.png", "difference.png", "gradient_norm.png", "resources.png"]
@@ -231,3 +233,43 @@ def test_on_a_terminal_every_trial_of_both_runs_has_a_bar() -> None:
 
     assert "before: exact" in out.getvalue()
     assert "7/20" in out.getvalue()
+
+
+def trace(name: str, losses: list[float]) -> Trace:
+    parameter = Parameter(
+        shape=(4,),
+        dtype="torch.float32",
+        requires_grad=True,
+        kind="fsdp1",
+        layout="FULL_SHARD",
+        degrees=(1, 1, 1),
+        reduce_dtype="torch.float32",
+        compute_dtype="torch.float32",
+        extent="0:4",
+        part=None,
+    )
+    steps = tuple(
+        Step(losses=(loss,), final={"w": 0.25}, clips=(Clip(0.5, 3.0), Clip(0.5, 4.0)))
+        for loss in losses
+    )
+    rank = RankTrace(0, Model({}, {"w": parameter}, {}, ()), (), steps, device="cpu")
+    return Trace(name, Path(), (rank,))
+
+
+def test_where_equal_bits_are_due_there_is_no_envelope() -> None:
+    """A band would say that a difference is allowed, which the verdict does not."""
+    before, after, control = (trace(n, x) for n, x in (("b", [1.0]), ("a", [1.0]), ("c", [1.1])))
+    native = Pair("native", before, after, exact=False, fp32=True, controls=(control,))
+    exact = replace(native, name="exact", exact=True)
+
+    assert series(exact).points[0].envelope is None
+    assert series(native).points[0].envelope == pytest.approx(0.3, rel=1e-3)
+
+
+def test_the_norm_that_is_drawn_is_the_one_before_clipping() -> None:
+    """A clipped norm would be a straight line; two clipped groups are one norm together."""
+    run = trace("a", [1.0])
+
+    (drawn,) = series(Pair("native", run, run, exact=False, fp32=True)).points
+
+    assert (drawn.unclipped_before, drawn.norm_before) == (5.0, 0.5)

@@ -7,14 +7,16 @@ row didn't run.
 
 from __future__ import annotations
 
-import ctypes
 import json
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from dataclasses import asdict
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,7 +32,6 @@ from fsdp_migrate.verify.bench.rows import named
 from fsdp_migrate.verify.bench.setup import Setup
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-PR_SET_PDEATHSIG = 1
 
 
 def main(setup: Setup, row_name: str, folder: Path, log: Path, place: int, port: int) -> NoReturn:
@@ -48,9 +49,9 @@ def main(setup: Setup, row_name: str, folder: Path, log: Path, place: int, port:
 
 
 def _settle(setup: Setup, log: Path, place: int) -> None:
-    """In a process group of its own, with its output in the log; it ends when its server does."""
+    """In a process group of its own, with its output in the log; it ends when the command does."""
     os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_end_with_command, daemon=True).start()
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -58,6 +59,18 @@ def _settle(setup: Setup, log: Path, place: int) -> None:
     os.environ.update({name: str(number) for name, number in numbers.items()})
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // setup.ranks))
+
+
+def _end_with_command() -> None:
+    """
+    However the command ends: killed, or interrupted before it knew of this rank.
+
+    The server that this process was forked from can't tell: it lives as long as any rank does.
+    """
+    command = multiprocessing.parent_process()
+    assert command is not None
+    connection.wait([command.sentinel])
+    os.killpg(0, signal.SIGKILL)
 
 
 def _join(setup: Setup, place: int, port: int) -> Ranks:
