@@ -117,6 +117,11 @@ def prepare(request: Request) -> Prepared:
             "--to fsdp2 numbers the optimizer's parameters in the model's order: the source must "
             "hold the model too"
         )
+    if request.to == fsdp2.NAME and index.optimizer is not None and not loaded.ordered:
+        raise OpenQuestion(
+            "--to fsdp2 numbers the optimizer's parameters in the model's order, and safetensors "
+            "files sort their names: give --model, --hf-config or --layout"
+        )
     return Prepared(loaded, index, chosen.plan(index, target), request.to)
 
 

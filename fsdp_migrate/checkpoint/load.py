@@ -27,6 +27,7 @@ from fsdp_migrate.checkpoint.meta_model import from_factory, from_hf_config
 from fsdp_migrate.checkpoint.model_layout import ModelLayout, from_index, from_json
 from fsdp_migrate.checkpoint.names import clean, cleaned
 from fsdp_migrate.checkpoint.raw_dcp import is_numbered
+from fsdp_migrate.checkpoint.readers import safetensors
 from fsdp_migrate.checkpoint.sorting import choose, keyed_optimizer, model_values
 from fsdp_migrate.checkpoint.sources import Part, Source
 from fsdp_migrate.checkpoint.tensors import Tensor
@@ -57,13 +58,18 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`contents` are those of the model's part, or of the optimizer's where there is no model."""
+    """
+    `contents` are those of the model's part, or of the optimizer's where there is no model.
+
+    `ordered`: whether the model's tensors are in the order of its modules.
+    """
 
     source: Source
     contents: Contents
     index: Index
     flat_units: tuple[str, ...] = ()
     layout: ModelLayout | None = None
+    ordered: bool = True
 
 
 @no_collection()
@@ -108,7 +114,7 @@ def load(
     }
     index = Index(found.tensors, optimizer, found.roles, extras, tuple(notes))
     units = tuple(unit.prefix for unit in found.units)
-    return Loaded(source, main.contents, index, units, found.layout)
+    return Loaded(source, main.contents, index, units, found.layout, found.ordered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,7 @@ class _Model:
     roles: Mapping[str, Role] = field(default_factory=dict)
     units: tuple[Unit, ...] = ()
     layout: ModelLayout | None = None
+    ordered: bool = True
 
 
 def _model(part: Part, options: LoadOptions, notes: list[str], for_inspection: bool) -> _Model:
@@ -137,7 +144,12 @@ def _model(part: Part, options: LoadOptions, notes: list[str], for_inspection: b
     roles = {new[name]: contents.roles.get((*root, name), "unknown") for name in values}
     flats = flats_of(tensors)
     if not flats:
-        return _Model(_in_module_order(tensors, contents.module_paths), roles)
+        if _layout_given(options):
+            layout = _layout(options, part.candidate.path, notes)
+            assert layout is not None
+            return _told_by_layout(tensors, roles, layout)
+        ordered = _in_module_order(tensors, contents.module_paths)
+        return _Model(ordered, roles, ordered=contents.format != safetensors.FORMAT)
     layout = _layout(options, part.candidate.path, notes)
     if layout is None:
         if not for_inspection:
@@ -145,6 +157,17 @@ def _model(part: Part, options: LoadOptions, notes: list[str], for_inspection: b
         notes.append("flat parameters: names and shapes need --model, --hf-config or --layout")
         return _Model(tensors, roles)
     return _unflattened(flats, tensors, roles, layout, contents, options, notes)
+
+
+def _told_by_layout(
+    tensors: Mapping[str, Tensor], roles: Mapping[str, Role], layout: ModelLayout
+) -> _Model:
+    """The model's own order and roles, for a checkpoint that has names itself."""
+    told: dict[str, Role] = dict.fromkeys((b.name for b in layout.buffers), "buffer")
+    told.update(dict.fromkeys((p.name for p in layout), "parameter"))
+    names = dict.fromkeys((*(p.name for p in layout if p.name in tensors), *tensors))
+    known = {name: told.get(name, role) for name, role in roles.items()}
+    return _Model({name: tensors[name] for name in names}, known, layout=layout)
 
 
 def _in_module_order(

@@ -19,6 +19,7 @@ from fsdp_migrate.checkpoint.safetensors_header import Entry, Header, read_heade
 from fsdp_migrate.checkpoint.tensors import Piece, Shape, Tensor, piece, row_major
 from fsdp_migrate.errors import Corrupt, Incomplete
 
+FORMAT = "safetensors"
 _SHARDING = "DCP_SHARDING_INFO"  # JSON {fqn: {"saved_offsets": [...]}} (torch 2.8 and later)
 
 
@@ -36,7 +37,7 @@ def read(files: Sequence[Path], index: Path | None = None) -> Contents:
     if index is not None:
         _check_index(index, boxes)
     values = {(name,): _tensor(name, found) for name, found in boxes.items()}
-    return Contents(format="safetensors", values=values)
+    return Contents(format=FORMAT, values=values)
 
 
 def _header(file: Path) -> Header:
