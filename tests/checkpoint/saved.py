@@ -58,11 +58,6 @@ class Saved:
         return self.case.torch < (2, 0) and self.kind in ("dcp", "nested_dcp", "local_dcp")
 
     @property
-    def asked(self) -> bool:
-        """Numbered optimizer states in DCP: nobody can be told yet which is which."""
-        return self.kind == "dcp_plain"
-
-    @property
     def has_model(self) -> bool:
         return self.kind != "ranks-optimizer"
 

@@ -331,11 +331,15 @@ def test_parameters_and_subclasses_are_tensors(tmp_path) -> None:
     assert all(equal(found[name], value.detach()) for name, value in tree.items())
 
 
-def test_none_and_numbers_in_a_state_dict_stop_nothing_and_are_not_hidden(tmp_path) -> None:
-    """`_extra_state` and the like: named in the output."""
+@pytest.mark.parametrize("to", ["torch", "hf"])
+def test_none_and_numbers_in_a_state_dict_stop_nothing_and_are_not_hidden(to, tmp_path) -> None:
+    """`_extra_state` and the like are carried along where the target can hold them, or named."""
     source = saved({"a": torch.randn(3), "b._extra_state": None, "version": 3}, tmp_path)
 
-    outcome = run("convert-ckpt", source, tmp_path / "out.pt", "--to", "torch")
+    outcome = run("convert-ckpt", source, tmp_path / "out", "--to", to)
     assert outcome.code == 0
-    assert "_extra_state" in outcome.out + outcome.err
-    assert "version" in outcome.out + outcome.err
+    if to == "torch":
+        found = torch.load(tmp_path / "out", weights_only=True)
+        assert found["version"] == 3 and found["b._extra_state"] is None
+    else:
+        assert "_extra_state" in outcome.out and "version" in outcome.out
