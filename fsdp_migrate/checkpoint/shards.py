@@ -118,9 +118,10 @@ def _dtensor(value: Inert, name: str, meshes: Meshes) -> RankValue:
     dtype, shape = _dtype(value.args[1], name), tuple(value.args[2])
     spec, local = value.field("_spec"), value.field("_local_tensor")
     mesh = meshes.decode(spec.field("mesh"), name)
-    offsets, sizes = _local_box(spec, mesh, shape, name)
+    placements = list(_placements(spec, len(shape)))
+    offsets, sizes = _local_box(spec, placements, mesh, shape, name)
     shard = _shard(name, dtype, shape, offsets, sizes, local)
-    replicas = _replicas(spec, mesh)
+    replicas = _replicas(placements, mesh)
     return RankValue(
         "DTensor",
         dtype,
@@ -277,19 +278,20 @@ def _placements(spec: Inert, dims: int) -> Iterator[Placement]:
             raise Unsupported(f"placement {kind} is not supported (its shards are not values)")
 
 
-def _replicas(spec: Inert, mesh: Mesh) -> int:
-    sizes = zip(_placements(spec, 1 << 20), mesh.shape, strict=True)
+def _replicas(placements: list[Placement], mesh: Mesh) -> int:
+    sizes = zip(placements, mesh.shape, strict=True)
     return math.prod(size for placement, size in sizes if placement.kind == "Replicate")
 
 
-def _local_box(spec: Inert, mesh: Mesh, shape: Shape, name: str) -> tuple[Shape, Shape]:
+def _local_box(
+    spec: Inert, placements: list[Placement], mesh: Mesh, shape: Shape, name: str
+) -> tuple[Shape, Shape]:
     """
     Where the writer's shard lies. `Shard(d)` cuts as torch.chunk does.
 
     Mesh dimensions cut from left to right, except that a `_StridedShard` (FSDP over tensor
     parallel) cuts after those to its right that shard the same dimension.
     """
-    placements = list(_placements(spec, len(shape)))
     if len(placements) != len(mesh.shape):
         raise Corrupt(f"{name}: {len(placements)} placements on a mesh of {len(mesh.shape)} dims")
     offsets, sizes = [0] * len(shape), list(shape)

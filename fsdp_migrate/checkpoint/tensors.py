@@ -14,6 +14,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -120,6 +121,7 @@ class Tensor:
                 yield Extent(low, high, extent.store, offset)
 
 
+@lru_cache(maxsize=4096)  # millions of pieces have a few shapes
 def row_major(shape: Shape) -> Shape:
     """The strides (in elements) of a contiguous tensor."""
     strides = [1] * len(shape)
@@ -141,7 +143,7 @@ def piece(
 ) -> Piece:
     """The simplest piece for a box: an `Extent` where it is one run stored as one run."""
     packed = row_major(sizes)
-    plain = all(
+    plain = strides == packed or all(
         size == 1 or stride == want
         for size, stride, want in zip(sizes, strides, packed, strict=True)
     )
