@@ -587,7 +587,7 @@ class TestReports:
         assert [(site.line, site.state) for site in found] == [
             (6, "todo"),
             (7, "todo"),
-            (9, "todo"),
+            (10, "todo"),
         ]
 
     def test_lightning_gets_a_marker_and_a_sketch_once(self):

@@ -1,4 +1,7 @@
-"""Other libraries' classes of the same names, and a team's own: not one byte may change."""
+"""
+Other libraries' classes of the same names, a team's own, and configurations of other things: not
+one byte may change.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ import pytest
 from fsdp_migrate.rewrite import rewrite_files
 from fsdp_migrate.rewrite.options import Options
 
-FILES = sorted((Path(__file__).parent / "negative").glob("*.py"))
+FILES = sorted((Path(__file__).parent / "negative").glob("*.*"))
 
 
 @pytest.mark.parametrize("unsafe", [False, True])
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_look_alikes_are_left_alone(path, unsafe):
     """Names decide nothing; where they are imported from does."""
     (result,) = rewrite_files([path], Options(unsafe=unsafe))
