@@ -80,7 +80,7 @@ class Models:
             if not named and (not first or position or arg.keyword is not None):
                 continue
             if isinstance(arg.value, cst.Name) and self.file.values.bindings(arg.value):
-                self._told.update(id(one) for one in self.file.values.bindings(arg.value))
+                self._told.update(id(one) for one in self.file.values.reaching(arg.value))
             elif text := dotted(arg.value):
                 self._told_attributes.add(text)
 
@@ -94,7 +94,7 @@ class Models:
         if isinstance(node, cst.Name):
             if node.value in self._told_attributes:  # a name this file never binds
                 return True
-            return any(self._binding(one) for one in self.file.values.bindings(node))
+            return any(self._binding(one) for one in self.file.values.reaching(node))
         return False
 
     def _call(self, node: cst.Call) -> bool:

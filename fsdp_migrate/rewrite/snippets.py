@@ -15,13 +15,25 @@ def _add(file: File, name: str, text: str) -> str:
     return file.needs.snippet(name, dedent(text).strip())
 
 
+def _tensor_home(file: File) -> str:
+    """Where DTensor lives; its home became public with torch 2.5."""
+    old = file.options.target_torch < (2, 5)
+    return "torch.distributed._tensor" if old else "torch.distributed.tensor"
+
+
 def shard_units(file: File) -> str:
     shard = file.fsdp2("fully_shard", file.tree.module)
     return _add(
         file,
         "shard_units",
         f'''
-        def shard_units(model, is_unit, **fsdp_kwargs):
+        def _tensor_home(file: File) -> str:
+    """Where DTensor lives; its home became public with torch 2.5."""
+    old = file.options.target_torch < (2, 5)
+    return "torch.distributed._tensor" if old else "torch.distributed.tensor"
+
+
+def shard_units(model, is_unit, **fsdp_kwargs):
             """fully_shard the submodules that `is_unit` picks, children first, then the model."""
             for module in reversed(list(model.modules())):
                 if module is not model and is_unit(module):
@@ -127,18 +139,23 @@ def load_from_rank0(file: File) -> str:
     options = file.name(f"{home}.StateDictOptions", top)
     put = file.name(f"{home}.set_model_state_dict", top)
     broadcast = file.name("torch.distributed.broadcast", top)
+    dtensor = file.name(f"{_tensor_home(file)}.DTensor", top)
     return _add(
         file,
         "load_from_rank0",
         f'''
         def load_from_rank0(model, full_state, device=None):
             """Give every rank the weights and buffers rank 0 had; meta tensors go to `device`."""
-            if any(param.is_meta for param in model.parameters()):
-                model.to_empty(device=device)
+            for module in model.modules():
+                tensors = [*module._parameters.values(), *module._buffers.values()]
+                if any(tensor is not None and tensor.is_meta for tensor in tensors):
+                    module.to_empty(device=device, recurse=False)
+            # Units that are sharded already have rank 0's values.
+            whole = {{name: t for name, t in full_state.items() if not isinstance(t, {dtensor})}}
             {put}(
                 model,
-                full_state,
-                options={options}(full_state_dict=True, broadcast_from_rank0=True),
+                whole,
+                options={options}(full_state_dict=True, broadcast_from_rank0=True, strict=False),
             )
             for buffer in model.buffers():
                 {broadcast}(buffer, src=0)
@@ -212,8 +229,8 @@ def no_sync(file: File, *, sure: bool) -> str:
 def full_params(file: File) -> str:
     top = file.tree.module
     manager = file.name("contextlib.contextmanager", top)
-    kind = file.name("torch.distributed.tensor.DTensor", top)
-    spread = file.name("torch.distributed.tensor.distribute_tensor", top)
+    kind = file.name(f"{_tensor_home(file)}.DTensor", top)
+    spread = file.name(f"{_tensor_home(file)}.distribute_tensor", top)
     parameter = file.name("torch.nn.Parameter", top)
     no_grad = file.name("torch.no_grad", top)
     return _add(

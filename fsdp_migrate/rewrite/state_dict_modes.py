@@ -72,6 +72,9 @@ class Modes:
                 raise Undecided("the context entered around it may set the kind")
             if isinstance(above, cst.FunctionDef):
                 break
+        function = self.file.tree.function(node)
+        if any(self.file.tree.function(loose) is function for loose in self._loose):
+            raise Undecided("the context that this function makes may set the kind")
         call = self._set_before(node)
         return self.read(call) if call is not None else self._of_run()
 
@@ -85,16 +88,17 @@ class Modes:
         return modes[0]
 
     @cached_property
-    def _loose(self) -> bool:
-        """Whether some state_dict_type context is made apart from the `with` that enters it."""
+    def _loose(self) -> list[cst.CSTNode]:
+        """The state_dict_type contexts that are made apart from the `with` that enters them."""
+        found: list[cst.CSTNode] = []
         for use in self.file.all_uses:
             if use.api == api.Api(api.FSDP, "state_dict_type"):
                 above = self.file.tree.parent(use.call) if use.call is not None else None
                 if isinstance(above, cst.IfExp):
                     above = self.file.tree.parent(above)
                 if not isinstance(above, cst.WithItem):
-                    return True
-        return False
+                    found.append(use.node)
+        return found
 
     def _enters_unknown(self, block: cst.With) -> bool:
         """Whether a `with` enters something this file made or was given."""

@@ -210,3 +210,45 @@ def test_trains_bit_for_bit(case: str, tmp_path: Path) -> None:
     assert all(len(one.series("loss")) >= 4 for one in new)
     assert all(one.fsdp1_modules == 0 < one.fsdp2_modules for one in new)
     assert all(optim.plain == 0 < optim.dtensors for one in new for optim in one.optimizers)
+
+
+FROM_RANK_0 = """
+torch.manual_seed(rank)  # another model on each rank
+ranks_own = Net()
+expected = [tensor.double().sum() for tensor in ranks_own.state_dict().values()]
+dist.broadcast_object_list(expected, src=0)
+if rank:
+    with torch.device("meta"):
+        ranks_own = Net()
+for block in ranks_own.blocks:
+    FSDP(
+        block,
+        sync_module_states=True,
+        param_init_fn=lambda module: module.to_empty(device=CPU, recurse=False),
+        device_id=CPU,
+    )
+model = FSDP(
+    ranks_own,
+    sync_module_states=True,
+    param_init_fn=lambda module: module.to_empty(device=CPU, recurse=False),
+    device_id=CPU,
+)
+for value, want in zip(model.state_dict().values(), expected):
+    note(value.double().sum() == want)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+step(model, optimizer)
+"""
+
+
+def test_every_rank_starts_with_the_weights_of_rank_0(tmp_path: Path) -> None:
+    """
+    Where only rank 0 has real weights, all of them, buffers too, reach the others.
+
+    FSDP1 refuses sync_module_states on the CPU, so the truth is rank 0's own plain model.
+    """
+    result = rewrite_source(HEAD + FROM_RANK_0 + TAIL)
+    (tmp_path / "after.py").write_text(result.after)
+
+    for rank in ranks.run(tmp_path / "after.py", tmp_path / "new"):
+        assert rank.series("loss")[:-1] == [1.0] * (len(rank.series("loss")) - 1)
+        assert len(rank.series("loss")) > 10
