@@ -14,7 +14,7 @@ from fsdp_migrate.rewrite.names import dotted
 from fsdp_migrate.rewrite.project import Facts, module_of
 from fsdp_migrate.rewrite.state_dict_modes import Config, Mode
 from fsdp_migrate.rewrite.tree import walk
-from fsdp_migrate.rewrite.wrap import Undecided
+from fsdp_migrate.rewrite.undecided import Undecided
 
 
 def collect(file: File) -> Facts:

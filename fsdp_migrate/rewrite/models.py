@@ -80,7 +80,7 @@ class Models:
             if not named and (not first or position or arg.keyword is not None):
                 continue
             if isinstance(arg.value, cst.Name) and self.file.values.bindings(arg.value):
-                self._told.update(id(one) for one in self.file.values.bindings(arg.value))
+                self._told.update(id(one) for one in self.file.values.reaching(arg.value))
             elif text := dotted(arg.value):
                 self._told_attributes.add(text)
 
@@ -94,7 +94,7 @@ class Models:
         if isinstance(node, cst.Name):
             if node.value in self._told_attributes:  # a name this file never binds
                 return True
-            return any(self._binding(one) for one in self.file.values.bindings(node))
+            return any(self._binding(one) for one in self.file.values.reaching(node))
         return False
 
     def _call(self, node: cst.Call) -> bool:
@@ -133,12 +133,19 @@ class Models:
         if isinstance(binding.definition, cst.Param):
             return self._parameter(binding.definition)
         if binding.value is None:
-            return False
+            return self._looped(binding.node)
         if binding.index is not None:
             return isinstance(binding.value, cst.Call) and self._returned(
                 binding.value, binding.index
             )
         return self.is_model(binding.value)
+
+    def _looped(self, node: cst.CSTNode) -> bool:
+        """`for module in FSDP.fsdp_modules(...)`."""
+        if not isinstance(node, cst.For | cst.CompFor) or not isinstance(node.iter, cst.Call):
+            return False
+        found = self.file.api(node.iter.func)
+        return found is not None and found.member == "fsdp_modules"
 
     def _parameter(self, param: cst.Param) -> bool:
         annotation = param.annotation

@@ -38,14 +38,15 @@ class Needs:
         if existing is not None:
             return existing
         anchor = self._anchor(at)
+        top = None if at is self.tree.module and self._is_guarded(anchor) else anchor
         root = qualified.split(".")[0]
         module, _, name = qualified.rpartition(".")
         if module in _AS_MODULE:
             local = self._free(_AS_MODULE[module], module, at)
-            self.wanted.setdefault(anchor, {})[(module, "")] = local
+            self.wanted.setdefault(top, {})[(module, "")] = local
             return f"{local}.{name}"
         if root in _PLAIN and not qualified.startswith("torch.distributed"):
-            self.wanted.setdefault(anchor, {})[(root, "")] = root
+            self.wanted.setdefault(top, {})[(root, "")] = root
             return qualified
         local = self._free(name, qualified, at)
         self.wanted.setdefault(anchor, {})[(module, name)] = local
@@ -114,6 +115,11 @@ class Needs:
                     if binding.qualified and is_fsdp(binding.qualified):
                         return self._remember(binding.node)
         return None
+
+    def _is_guarded(self, anchor: int | None) -> bool:
+        """Whether an import stands under an `if` or `try`: only FSDP's own names belong there."""
+        line = self.tree.parents[id(self.nearby[anchor])] if anchor is not None else None
+        return line is not None and not isinstance(self.tree.parent(line), cst.Module)
 
     def _remember(self, node: cst.CSTNode) -> int:
         self.nearby[id(node)] = node

@@ -19,8 +19,8 @@ from fsdp_migrate.rewrite import api
 from fsdp_migrate.rewrite.file import File
 from fsdp_migrate.rewrite.names import dotted
 from fsdp_migrate.rewrite.tree import walk
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.values import argument, is_none, truth
-from fsdp_migrate.rewrite.wrap import Undecided
 
 STATE_DICT_HOME = "torch.distributed.checkpoint.state_dict"
 _PARAMETERS = ("module", "state_dict_type", "state_dict_config", "optim_state_dict_config")
@@ -68,8 +68,13 @@ class Modes:
                 if id(call) in self.left:
                     raise Undecided("the state_dict_type context around it is left as it is")
                 return self.read(call)
+            if isinstance(above, cst.With) and self._loose and self._enters_unknown(above):
+                raise Undecided("the context entered around it may set the kind")
             if isinstance(above, cst.FunctionDef):
                 break
+        function = self.file.tree.function(node)
+        if any(self.file.tree.function(loose) is function for loose in self._loose):
+            raise Undecided("the context that this function makes may set the kind")
         call = self._set_before(node)
         return self.read(call) if call is not None else self._of_run()
 
@@ -81,6 +86,27 @@ class Modes:
         if len(modes) > 1 or not isinstance(modes[0], Mode) or modes[0].kind == "UNKNOWN":
             raise Undecided("several set_state_dict_type calls in the run: which one is in force?")
         return modes[0]
+
+    @cached_property
+    def _loose(self) -> list[cst.CSTNode]:
+        """The state_dict_type contexts that are made apart from the `with` that enters them."""
+        found: list[cst.CSTNode] = []
+        for use in self.file.all_uses:
+            if use.api == api.Api(api.FSDP, "state_dict_type"):
+                above = self.file.tree.parent(use.call) if use.call is not None else None
+                if isinstance(above, cst.IfExp):
+                    above = self.file.tree.parent(above)
+                if not isinstance(above, cst.WithItem):
+                    found.append(use.node)
+        return found
+
+    def _enters_unknown(self, block: cst.With) -> bool:
+        """Whether a `with` enters something this file made or was given."""
+        for item in block.items:
+            value = item.item.func if isinstance(item.item, cst.Call) else item.item
+            if self.file.qualified(value) is None and dotted(value) != "open":
+                return True
+        return False
 
     def entered(self, block: cst.With) -> cst.Call | None:
         """The state_dict_type call that a `with` enters, be it under a condition."""

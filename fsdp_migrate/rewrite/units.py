@@ -18,6 +18,7 @@ from fsdp_migrate.rewrite.edits import Edits
 from fsdp_migrate.rewrite.file import File
 from fsdp_migrate.rewrite.names import Names, dotted
 from fsdp_migrate.rewrite.tree import Tree, walk
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.values import argument, is_none
 
 _BY_CLASS = {
@@ -83,6 +84,7 @@ class PolicyReader:
         if name == "ModuleWrapPolicy" and (arg := argument(value, "module_classes", 0)):
             return self._by_class(arg.value, outer, (value,))
         if name == "CustomPolicy" and (arg := argument(value, "lambda_fn", 0)):
+            self._only_conditions(arg.value)
             return self._by_function(arg.value, outer, (value,))
         if self.file.is_call(value, "functools.partial") and value.args:
             return self._partial(value, outer, depth)
@@ -173,6 +175,21 @@ class PolicyReader:
     @staticmethod
     def _substituted(value: cst.BaseExpression, outer: Substitution) -> cst.BaseExpression:
         return outer.get(value.value, value) if isinstance(value, cst.Name) else value
+
+    def _only_conditions(self, value: cst.BaseExpression) -> None:
+        """Raise Undecided if a CustomPolicy's function may return arguments for FSDP."""
+        plain = self.file.values.only(value)
+        found = self.file.values.bindings(plain)
+        holder = plain if isinstance(plain, cst.Lambda) else None
+        if len(found) == 1 and isinstance(found[0].definition, cst.FunctionDef):
+            holder = found[0].definition  # type: ignore[assignment]
+        if holder is None:
+            raise Undecided("what the CustomPolicy's function returns cannot be seen here")
+        for node in walk(holder):
+            if isinstance(node, cst.Dict | cst.DictComp) or (
+                isinstance(node, cst.Call) and dotted(node.func) == "dict"
+            ):
+                raise Undecided("the CustomPolicy gives some modules arguments of their own")
 
     def _by_function(
         self, value: cst.BaseExpression, outer: Substitution, read: tuple[cst.CSTNode, ...]

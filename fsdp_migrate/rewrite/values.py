@@ -36,7 +36,11 @@ class Values:
         found = self.bindings(node) if dotted(node) else []
         if len(found) < 2 or not isinstance(node, cst.Name):
             return found
-        above = [one for one in found if self.tree.before(one.node, node)]
+        above = [
+            one
+            for one in found
+            if self.tree.before(one.node, node) and not self.tree.inside(node, one.node)
+        ]
         if not above or self.tree.function(above[-1].node) is not self.tree.function(node):
             return found
         nearest = max(above, key=lambda one: self.tree.order[id(one.node)])

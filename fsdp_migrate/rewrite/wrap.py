@@ -15,6 +15,7 @@ import libcst as cst
 
 from fsdp_migrate.rewrite.file import File
 from fsdp_migrate.rewrite.options import State
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.units import Units
 
 Make = Callable[[], str]
@@ -39,10 +40,6 @@ PARAMETERS = (
     "ignored_states",
     "device_mesh",
 )
-
-
-class Undecided(Exception):
-    """What a rule would need to know; its text goes into the marker."""
 
 
 @dataclass(frozen=True, slots=True)

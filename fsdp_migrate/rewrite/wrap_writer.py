@@ -11,8 +11,13 @@ from fsdp_migrate.rewrite.edits import Piece
 from fsdp_migrate.rewrite.file import File, Wrapped
 from fsdp_migrate.rewrite.layout import call_text, shifted
 from fsdp_migrate.rewrite.names import dotted
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.units import renamed
-from fsdp_migrate.rewrite.wrap import Argument, Translation, Undecided, keyword_texts
+from fsdp_migrate.rewrite.wrap import (
+    Argument,
+    Translation,
+    keyword_texts,
+)
 
 
 class Writer:

@@ -295,3 +295,38 @@ def test_the_target_version_decides_what_is_emitted() -> None:
     assert "ignored_params=" in rewrite_source(text, Options(target_torch=(2, 7))).after
     old = rewrite_source(text.replace("[model.head]", "None"), Options(target_torch=(2, 4))).after
     assert "from torch.distributed._composable.fsdp import fully_shard" in old
+
+
+def test_exact_keeps_the_inputs_of_inner_units() -> None:
+    """FSDP1 cast inputs at the root alone; asked to be exact, inner units are told not to."""
+    text = dedent(
+        """\
+        from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+        mp = MixedPrecision(param_dtype=dtype)
+        model = FSDP(model, auto_wrap_policy=ModuleWrapPolicy({Block}), mixed_precision=mp)
+        """
+    )
+
+    plain, exact = rewrite_source(text).after, rewrite_source(text, Options(exact=True)).after
+
+    assert "cast_forward_inputs" not in plain
+    assert "unit_policy = dataclasses.replace(mp, cast_forward_inputs=False)" in exact
+    assert "fully_shard(module, mp_policy=unit_policy)" in exact
+    assert "fully_shard(model, mp_policy=mp)" in exact
+
+
+def test_a_context_entered_out_of_sight_is_not_guessed() -> None:
+    """A state dict whose kind some other statement sets is left, never taken for the default."""
+    text = dedent(
+        """\
+        from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
+
+        def save(model: FSDP, stack):
+            stack.enter_context(FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT))
+            return model.state_dict()
+        """
+    )
+
+    assert "return model.state_dict()" in rewrite_source(text).after

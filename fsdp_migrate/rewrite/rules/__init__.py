@@ -32,6 +32,7 @@ from fsdp_migrate.rewrite.rules.no_sync import NoSync
 from fsdp_migrate.rewrite.rules.old_checkpoint import OldCheckpoint
 from fsdp_migrate.rewrite.rules.optimizer_order import OptimizerOrder
 from fsdp_migrate.rewrite.rules.optimizer_state import OptimizerState
+from fsdp_migrate.rewrite.rules.parameter_reads import ParameterReads
 from fsdp_migrate.rewrite.rules.state_dict_call import StateDictCall
 from fsdp_migrate.rewrite.rules.state_dict_context import StateDictContext
 from fsdp_migrate.rewrite.rules.sticky_state_dict_type import StickyStateDictType
@@ -72,6 +73,7 @@ RULES: tuple[type[Rule], ...] = (
     ForwardMethod,
     EvalForward,
     GlobalSizes,
+    ParameterReads,
     ClipGradNorm,
     NoSync,
     ShardedScaler,

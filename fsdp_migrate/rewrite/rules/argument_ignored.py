@@ -6,8 +6,12 @@ from fsdp_migrate.rewrite.file import File
 from fsdp_migrate.rewrite.options import State
 from fsdp_migrate.rewrite.rule import Example
 from fsdp_migrate.rewrite.rules.arguments import ArgumentRule
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.values import is_none
-from fsdp_migrate.rewrite.wrap import Argument, Translation, Undecided
+from fsdp_migrate.rewrite.wrap import (
+    Argument,
+    Translation,
+)
 
 
 class IgnoredArgument(ArgumentRule):

@@ -12,10 +12,14 @@ from fsdp_migrate.rewrite.rule import Example
 from fsdp_migrate.rewrite.rules.arguments import ArgumentRule
 from fsdp_migrate.rewrite.rules.cpu_offload import offloads
 from fsdp_migrate.rewrite.tree import walk
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.units import only_return
 from fsdp_migrate.rewrite.values import argument as argument_of
 from fsdp_migrate.rewrite.values import is_none, truth
-from fsdp_migrate.rewrite.wrap import Argument, Translation, Undecided
+from fsdp_migrate.rewrite.wrap import (
+    Argument,
+    Translation,
+)
 
 _META = re.compile(r"""device\(["']meta["']|device=["']meta["']|init_empty_weights|deferred_init""")
 

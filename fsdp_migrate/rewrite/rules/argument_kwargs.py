@@ -12,8 +12,14 @@ from fsdp_migrate.rewrite.options import State
 from fsdp_migrate.rewrite.rule import Example
 from fsdp_migrate.rewrite.rules.arguments import ArgumentRule, translate
 from fsdp_migrate.rewrite.tree import walk
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.values import truth
-from fsdp_migrate.rewrite.wrap import Argument, Step, Translation, Undecided, keyword_texts
+from fsdp_migrate.rewrite.wrap import (
+    Argument,
+    Step,
+    Translation,
+    keyword_texts,
+)
 
 _POLICY = "auto_wrap_policy"
 

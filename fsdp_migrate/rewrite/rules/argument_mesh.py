@@ -7,9 +7,13 @@ from fsdp_migrate.rewrite.file import File
 from fsdp_migrate.rewrite.options import State
 from fsdp_migrate.rewrite.rule import Example
 from fsdp_migrate.rewrite.rules.arguments import ArgumentRule
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.values import argument as argument_of
 from fsdp_migrate.rewrite.values import is_none
-from fsdp_migrate.rewrite.wrap import Argument, Translation, Undecided
+from fsdp_migrate.rewrite.wrap import (
+    Argument,
+    Translation,
+)
 
 _INIT = "torch.distributed.device_mesh.init_device_mesh"
 _MESH = "torch.distributed.device_mesh.DeviceMesh"

@@ -10,7 +10,9 @@ from fsdp_migrate.rewrite.names import dotted
 from fsdp_migrate.rewrite.options import State
 from fsdp_migrate.rewrite.rule import Example
 from fsdp_migrate.rewrite.rules.arguments import ArgumentRule
+from fsdp_migrate.rewrite.rules.mixed_precision import fields
 from fsdp_migrate.rewrite.tree import walk
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.units import PolicyReader
 from fsdp_migrate.rewrite.values import argument, is_none
 from fsdp_migrate.rewrite.wrap import Argument, Translation
@@ -65,6 +67,11 @@ class MixedPrecisionArgument(ArgumentRule):
         value, file, at = argument.value, into.file, into.at
         if is_none(value):
             return "rewritten", "no mixed precision is the default"
+        for leaf in file.values.leaves(value):
+            if isinstance(leaf, cst.Call) and str(file.api(leaf.func)) == "MixedPrecision":
+                fields(leaf)
+        if isinstance(value, cst.Name) and _is_mutated(file, value):
+            raise Undecided(f"{value.value} is changed after it is made; FSDP2's policy is frozen")
         casts = BufferCast.of(file, value, at)
         if casts is not None:
             into.after.append(lambda model: casts.text(model, at))
@@ -141,6 +148,16 @@ class BufferCast:
         if self.test is not None:
             lines = [f"if {self.file.render(self.test)}:", *(f"    {line}" for line in lines)]
         return "\n".join(lines)
+
+
+def _is_mutated(file: File, value: cst.Name) -> bool:
+    """Whether a field of the object in a variable is set somewhere."""
+    return any(
+        isinstance(target.target, cst.Attribute)
+        and isinstance(target.target.value, cst.Name)
+        and target.target.value.value == value.value
+        for target in file.tree.all(cst.AssignTarget)
+    )
 
 
 def _means_the_same_anywhere(file: File, value: cst.BaseExpression) -> bool:

@@ -9,7 +9,12 @@ import libcst as cst
 from fsdp_migrate.rewrite.file import File
 from fsdp_migrate.rewrite.options import State
 from fsdp_migrate.rewrite.rule import Rule
-from fsdp_migrate.rewrite.wrap import Argument, Outcome, Translation, Undecided
+from fsdp_migrate.rewrite.undecided import Undecided
+from fsdp_migrate.rewrite.wrap import (
+    Argument,
+    Outcome,
+    Translation,
+)
 
 
 class ArgumentRule(Rule):

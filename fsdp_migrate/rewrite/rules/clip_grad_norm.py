@@ -7,8 +7,8 @@ from fsdp_migrate.rewrite.names import dotted
 from fsdp_migrate.rewrite.rule import Example, Rule
 from fsdp_migrate.rewrite.state_dict_modes import arguments
 from fsdp_migrate.rewrite.tree import walk
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.values import argument
-from fsdp_migrate.rewrite.wrap import Undecided
 
 _TORCH = frozenset({"torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad.clip_grad_norm_"})
 

@@ -6,8 +6,8 @@ from fsdp_migrate.rewrite import api
 from fsdp_migrate.rewrite.file import File
 from fsdp_migrate.rewrite.rule import Example, Rule
 from fsdp_migrate.rewrite.state_dict_modes import arguments
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.values import truth
-from fsdp_migrate.rewrite.wrap import Undecided
 
 
 class FsdpModules(Rule):

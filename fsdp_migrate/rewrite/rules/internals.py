@@ -73,6 +73,12 @@ class Internals(Rule):
             if file.open(node):
                 message = _ATTRIBUTES.get(name, "FSDP2 has no flat parameters; use DTensors")
                 file.todo(node, f".{name}", message)
+        for call in file.tree.all(cst.Call):
+            func = call.func
+            if not isinstance(func, cst.Attribute) or func.attr.value != "apply":
+                continue
+            if file.models.is_model(func.value) and file.open(call):
+                file.differs(call, ".apply()", "the function sees DTensors, shard by shard")
         for use in list(file.all_uses):
             if use.api.name.startswith("private ") and file.open(use.node):
                 file.todo(use.node, use.api, "an internal of FSDP1")

@@ -4,8 +4,8 @@ import libcst as cst
 
 from fsdp_migrate.rewrite.file import File, Use
 from fsdp_migrate.rewrite.rule import Example, Rule
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.values import is_none, truth
-from fsdp_migrate.rewrite.wrap import Undecided
 
 FIELDS = (
     "param_dtype",
@@ -59,12 +59,7 @@ class MixedPrecisionObject(Rule):
                 file.todo(use.node, use.api, str(reason))
 
     def _constructor(self, file: File, use: Use, call: cst.Call) -> None:
-        given = self._fields(call)
-        if not is_none(given.get("keep_low_precision_grads")) and (
-            "keep_low_precision_grads" in given
-            and truth(given["keep_low_precision_grads"]) is not False
-        ):
-            raise Undecided("keep_low_precision_grads: FSDP2 always casts gradients back")
+        given = fields(call)
         kept: list[str] = [name for name in ("param_dtype", "reduce_dtype") if name in given]
         root = truth(given.get("cast_root_forward_inputs"))
         if root is False and truth(given.get("cast_forward_inputs")) is not True:
@@ -89,12 +84,16 @@ class MixedPrecisionObject(Rule):
         else:
             file.rewritten(node, use.api, "MixedPrecisionPolicy with the same dtypes")
 
-    @staticmethod
-    def _fields(call: cst.Call) -> dict[str, cst.BaseExpression]:
-        given: dict[str, cst.BaseExpression] = {}
-        for position, arg in enumerate(call.args):
-            if arg.star:
-                raise Undecided("which fields a starred argument sets cannot be seen here")
-            name = arg.keyword.value if arg.keyword else FIELDS[position]
-            given[name] = arg.value
-        return given
+
+def fields(call: cst.Call) -> dict[str, cst.BaseExpression]:
+    """What a MixedPrecision(...) sets. Raises Undecided for what FSDP2 cannot say."""
+    given: dict[str, cst.BaseExpression] = {}
+    for position, arg in enumerate(call.args):
+        if arg.star:
+            raise Undecided("which fields a starred argument sets cannot be seen here")
+        name = arg.keyword.value if arg.keyword else FIELDS[position]
+        given[name] = arg.value
+    kept = given.get("keep_low_precision_grads")
+    if kept is not None and truth(kept) is not False:
+        raise Undecided("keep_low_precision_grads: FSDP2 always casts gradients back")
+    return given

@@ -82,7 +82,10 @@ class NoSync(Rule):
             if not sure and not (file.has_fsdp and "model" in receiver.lower()):
                 continue
             if file.open(node):
-                self._one(file, node, sure and not file.models.may_be_ddp(node.value))
+                choice = file.tree.nearest(node, cst.IfExp)
+                other = choice is not None and _speaks_of_ddp(file, choice)
+                sure = sure and not other and not file.models.may_be_ddp(node.value)
+                self._one(file, node, sure)
 
     def _one(self, file: File, node: cst.Attribute, sure: bool) -> None:
         what = f"{file.tree.code(node.value)}.no_sync"
@@ -108,7 +111,7 @@ class NoSync(Rule):
         if not isinstance(block, cst.With) or not isinstance(choice, cst.IfExp):
             return None
         other = choice.orelse if choice.body is call else choice.body
-        if choice.test is call or not file.is_call(other, *_NULL):
+        if choice.test is call or not file.is_call(other, *_NULL) or _speaks_of_ddp(file, choice):
             return None
         passes = [one for one in file.tree.all(cst.Attribute) if one.attr.value == "backward"]
         return block if passes and all(file.tree.inside(one, block) for one in passes) else None
@@ -118,9 +121,14 @@ class NoSync(Rule):
         choice = file.tree.parent(call)
         item = file.tree.parent(choice)  # type: ignore[arg-type]
         assert isinstance(choice, cst.IfExp) and isinstance(item, cst.WithItem)
-        synced = _negated(file, choice.test) if choice.body is call else _truth(file, choice.test)
-        model = file.render(node.value)
-        file.edits.before(block, lambda: f"{model}.set_requires_gradient_sync({synced})")
+        unsynced_when_true = choice.body is call
+        test = choice.test
+
+        def text() -> str:
+            synced = _negated(file, test) if unsynced_when_true else _truth(file, test)
+            return f"{file.render(node.value)}.set_requires_gradient_sync({synced})"
+
+        file.edits.before(block, text)
         for name in walk(choice):
             file.values.consume(name)
         file.unwrap(block, item)
@@ -133,6 +141,14 @@ class NoSync(Rule):
     def _uncalled(file: File, node: cst.Attribute, sure: bool) -> str:
         partial = file.name("functools.partial", node)
         return f"{partial}({snippets.no_sync(file, sure=sure)}, {file.render(node.value)})"
+
+
+def _speaks_of_ddp(file: File, choice: cst.IfExp) -> bool:
+    """Whether the condition itself says that the model may be a DistributedDataParallel."""
+    return any(
+        isinstance(node, cst.Name) and str(file.qualified(node)).startswith("torch.nn.parallel.")
+        for node in walk(choice.test)
+    )
 
 
 def _truth(file: File, test: cst.BaseExpression) -> str:

@@ -8,8 +8,8 @@ from fsdp_migrate.rewrite.names import dotted
 from fsdp_migrate.rewrite.rule import Example, Rule
 from fsdp_migrate.rewrite.state_dict_modes import STATE_DICT_HOME, arguments
 from fsdp_migrate.rewrite.tree import walk
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.values import is_none, truth
-from fsdp_migrate.rewrite.wrap import Undecided
 
 _DCP = "torch.distributed.checkpoint"
 _SAVE = ("state_dict", "storage_writer", "process_group", "coordinator_rank", "no_dist", "planner")

@@ -18,8 +18,11 @@ from fsdp_migrate.rewrite.state_dict_modes import (
     options,
 )
 from fsdp_migrate.rewrite.tree import walk
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.values import is_none, truth
-from fsdp_migrate.rewrite.wrap import Make, Undecided
+from fsdp_migrate.rewrite.wrap import (
+    Make,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,20 @@ class OptimizerState(Rule):
                 file.todo(use.node, use.api, str(reason))
                 continue
             (file.rewritten if state == "rewritten" else file.differs)(use.node, use.api, message)
+        self._raw(file)
+
+    def _raw(self, file: File) -> None:
+        """`optimizer.state_dict()` itself: this rank's flat shards once, its DTensors now."""
+        for call in file.tree.all(cst.Call):
+            func = call.func
+            if not isinstance(func, cst.Attribute) or file.accounted(call):
+                continue
+            name = func.attr.value
+            if name not in ("state_dict", "load_state_dict") or not _is_optimizer(file, func.value):
+                continue
+            if file.open(call):
+                message = "DTensors of this rank; FSDP1's files of flat shards do not load"
+                file.differs(call, f"optimizer.{name}", message)
 
     # --- saving --------------------------------------------------------------------------
 
@@ -247,6 +264,20 @@ class OptimizerState(Rule):
         if not file.edits.is_rebuilt(gone):
             file.edits.remove(gone)
         file.covered(outer)  # type: ignore[arg-type]
+
+
+def _is_optimizer(file: File, value: cst.BaseExpression) -> bool:
+    """Whether a variable holds an optimizer over an FSDP model's parameters."""
+    return any(
+        isinstance(leaf, cst.Call)
+        and any(
+            isinstance(node, cst.Attribute)
+            and node.attr.value in ("parameters", "named_parameters")
+            and file.models.is_model(node.value)
+            for node in walk(leaf)
+        )
+        for leaf in file.values.leaves(value)
+    )
 
 
 def _load_below(

@@ -13,8 +13,8 @@ from fsdp_migrate.rewrite.state_dict_modes import (
     is_state_dict_call,
     options,
 )
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.values import truth
-from fsdp_migrate.rewrite.wrap import Undecided
 
 
 class StateDictCall(Rule):

@@ -7,7 +7,7 @@ from fsdp_migrate.rewrite.file import File, Use
 from fsdp_migrate.rewrite.rule import Example, Rule
 from fsdp_migrate.rewrite.state_dict_modes import is_state_dict_call, model_of
 from fsdp_migrate.rewrite.tree import walk
-from fsdp_migrate.rewrite.wrap import Undecided
+from fsdp_migrate.rewrite.undecided import Undecided
 
 
 class StateDictContext(Rule):

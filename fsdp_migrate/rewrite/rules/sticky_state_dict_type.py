@@ -5,7 +5,7 @@ import libcst as cst
 from fsdp_migrate.rewrite import api
 from fsdp_migrate.rewrite.file import File
 from fsdp_migrate.rewrite.rule import Example, Rule
-from fsdp_migrate.rewrite.wrap import Undecided
+from fsdp_migrate.rewrite.undecided import Undecided
 
 
 class StickyStateDictType(Rule):

@@ -5,7 +5,7 @@ import libcst as cst
 from fsdp_migrate.rewrite.file import File, Use
 from fsdp_migrate.rewrite.names import dotted
 from fsdp_migrate.rewrite.rule import Example, Rule
-from fsdp_migrate.rewrite.wrap import Undecided
+from fsdp_migrate.rewrite.undecided import Undecided
 
 
 class StrategyValue(Rule):

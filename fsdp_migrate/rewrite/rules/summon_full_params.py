@@ -7,8 +7,8 @@ from fsdp_migrate.rewrite.file import File
 from fsdp_migrate.rewrite.forwards import computing_calls, register
 from fsdp_migrate.rewrite.rule import Example, Rule
 from fsdp_migrate.rewrite.state_dict_modes import arguments
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.values import truth
-from fsdp_migrate.rewrite.wrap import Undecided
 
 _PARAMETERS = ("module", "recurse", "writeback", "rank0_only", "offload_to_cpu", "with_grads")
 

@@ -84,7 +84,8 @@ class ModelType(Rule):
             origins = {
                 file.project.origin(one.qualified, file.path) for one in found if one.qualified
             }
-            known = api.find(origins.pop()) if len(origins) == 1 else None
+            apis = {api.find(origin) for origin in origins}
+            known = apis.pop() if len(apis) == 1 else None
             type_name = _TYPES.get(known.name) if known and not known.member else None
             if type_name is not None:
                 if not file.open(string):

@@ -8,8 +8,8 @@ from fsdp_migrate.rewrite.rule import Example, Rule
 from fsdp_migrate.rewrite.rules.argument_init import initialise_meta
 from fsdp_migrate.rewrite.rules.argument_kwargs import literal_of
 from fsdp_migrate.rewrite.rules.arguments import report, translate
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.wrap import (
-    Undecided,
     call_arguments,
 )
 from fsdp_migrate.rewrite.wrap_writer import Writer

@@ -8,12 +8,12 @@ from fsdp_migrate.rewrite import api, snippets
 from fsdp_migrate.rewrite.file import File, Use
 from fsdp_migrate.rewrite.rule import Example, Rule
 from fsdp_migrate.rewrite.rules.arguments import report, translate
+from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.wrap import (
     PARAMETERS,
     Argument,
     Make,
     Translation,
-    Undecided,
     call_arguments,
     keyword_texts,
 )
