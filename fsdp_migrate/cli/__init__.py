@@ -13,6 +13,7 @@ import typer
 
 from fsdp_migrate import __version__
 from fsdp_migrate.cli import bench, verify
+from fsdp_migrate.cli.rewrite_code import rewrite_code
 
 app = typer.Typer(
     name="fsdp-migrate",
@@ -40,6 +41,7 @@ def _root(
 
 app.command()(verify.verify)
 app.command()(bench.bench)
+app.command("rewrite-code")(rewrite_code)
 
 
 def main() -> None:

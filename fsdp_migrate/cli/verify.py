@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from fsdp_migrate.cli.migrated import migrated
 from fsdp_migrate.cli.output import exits, print_json, stderr
 from fsdp_migrate.cli.parity import progress, show
-from fsdp_migrate.errors import OpenQuestion, SourceError, TargetError, UsageError
+from fsdp_migrate.errors import SourceError, TargetError, UsageError
 
 if TYPE_CHECKING:
     from fsdp_migrate.verify.experiment import Experiment
@@ -74,7 +74,7 @@ def verify(
         if not (print_script or start.leads):
             _follow(out, start, timeout, as_json=as_json)
         folder = _folder(out, nnodes)
-        second = after or _rewritten(script, folder)
+        second = after or migrated(script, folder / "rewritten")
         experiment = Experiment(
             before=Side(script.resolve(), (*(args or ()), *shlex.split(before_args or ""))),
             after=Side(second.resolve(), (*(args or ()), *shlex.split(after_args or ""))),
@@ -166,34 +166,6 @@ def _folder(out: Path | None, nnodes: int) -> Path:
     except OSError as error:
         raise TargetError(f"{out}: cannot be made: {error.strerror}") from None
     return out.resolve()
-
-
-def _rewritten(script: Path, folder: Path) -> Path:
-    """SCRIPT as rewrite-code rewrites it, in a copy of its folder."""
-    from fsdp_migrate.rewrite.engine import rewrite_files
-
-    copy = folder / "rewritten"
-    shutil.copytree(script.resolve().parent, copy, ignore=_not_source, symlinks=True)
-    open_sites = []
-    for result in rewrite_files([copy]):
-        if result.error:
-            raise SourceError(f"rewrite-code: {result.error}")
-        open_sites += [site for site in result.sites if site.state == "todo"]
-        if result.changed:
-            Path(result.path).write_text(result.after)
-    if open_sites:
-        first = "\n".join(f"  {s.file}:{s.line}: {s.message}" for s in open_sites[:5])
-        raise OpenQuestion(
-            f"rewrite-code leaves {len(open_sites)} places to you, so nothing can run yet:\n"
-            f"{first}\nSettle them and give the result with --after."
-        )
-    return copy / script.name
-
-
-def _not_source(_folder: str, names: list[str]) -> set[str]:
-    return {
-        name for name in names if name in ("__pycache__", ".git", ".venv", "venv", "node_modules")
-    }
 
 
 def _launcher(name: str, endpoint: str | None, nnodes: int) -> Launcher:

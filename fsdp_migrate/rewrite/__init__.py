@@ -7,8 +7,9 @@ Rewrite FSDP1 training code for FSDP2. Needs no torch and runs nothing of the us
 
 from __future__ import annotations
 
-from fsdp_migrate.rewrite.engine import rewrite_files, rewrite_source
+from fsdp_migrate.rewrite.engine import rewrite_source
 from fsdp_migrate.rewrite.options import Options, State
 from fsdp_migrate.rewrite.report import Result, Site, totals
+from fsdp_migrate.rewrite.session import rewrite_files
 
 __all__ = ["Options", "Result", "Site", "State", "rewrite_files", "rewrite_source", "totals"]

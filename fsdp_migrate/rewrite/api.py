@@ -112,3 +112,27 @@ def find(qualified: str) -> Api | None:
 
 def fsdp2_home(name: str, target: tuple[int, int]) -> str:
     return BEFORE_PUBLIC if target < (2, 6) else FSDP2_HOME[name]
+
+
+_RULES = {
+    "MixedPrecision": "mixed-precision",
+    "CPUOffload": "cpu-offload",
+    "ShardingStrategy": "strategy-value",
+    "ShardedGradScaler": "grad-scaler",
+    "enable_wrap": "wrap-factory",
+    "wrap": "wrap-factory",
+    f"{FSDP}.state_dict_type": "state-dict-context",
+    f"{FSDP}.set_state_dict_type": "sticky-state-dict-type",
+    f"{FSDP}.summon_full_params": "summon-full-params",
+    f"{FSDP}.fsdp_modules": "fsdp-modules",
+    FSDP: "model-type",
+}
+
+
+def rule_of(api: Api) -> str:
+    """The rule whose business a use is, by its name alone."""
+    if "optim_state_dict" in str(api.member):
+        return "optimizer-state"
+    if api.name.startswith("dcp."):
+        return "old-checkpoint"
+    return _RULES.get(str(api), _RULES.get(api.name, "leftovers"))

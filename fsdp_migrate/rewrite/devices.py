@@ -34,14 +34,16 @@ def kind(file: File, value: cst.BaseExpression | None) -> str | None:
     return "cuda" if "rank" in text or "gpu" in text else None
 
 
-def device_type(file: File, translation: Translation, at: cst.CSTNode) -> str:
+def device_type(file: File, translation: Translation) -> str:
     """The text of the device type for a mesh."""
     value = translation.value("device_id")
     known = kind(file, value)
     if known is not None:
         return f'"{known}"'
     assert value is not None
-    return f"{file.name('torch.device', at)}({file.render(value)}).type"
+    if all(file.is_call(leaf, "torch.device") for leaf in file.values.leaves(value)):
+        return f"{file.render(value)}.type"
+    return f'getattr({file.render(value)}, "type", "cuda")'  # an int means a CUDA device
 
 
 def local_size(file: File, translation: Translation, at: cst.CSTNode) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import libcst as cst
@@ -53,6 +53,15 @@ class Edits:
         self.replaced: dict[int, Callable[[], str]] = {}
         self.statements: dict[int, StatementEdit] = {}
         self.dirty: set[int] = set()
+
+    def copy_state(self) -> tuple[Any, ...]:
+        """All that was asked for so far, for `restore`."""
+        return dict(self.replaced), _copied(self.statements), set(self.dirty)
+
+    def restore(self, state: tuple[Any, ...]) -> None:
+        replaced, statements, dirty = state
+        self.replaced, self.dirty = dict(replaced), set(dirty)
+        self.statements = _copied(statements)
 
     def __bool__(self) -> bool:
         return bool(self.replaced or self.statements)
@@ -152,6 +161,21 @@ class Edits:
             if id(above) in self.dirty:
                 break
             self.dirty.add(id(above))
+
+
+def _copied(edits: dict[int, StatementEdit]) -> dict[int, StatementEdit]:
+    """Copies whose lists can grow apart."""
+    return {
+        key: replace(
+            edit,
+            before=list(edit.before),
+            after=list(edit.after),
+            markers=list(edit.markers),
+            moved_here=list(edit.moved_here),
+            moved_below=list(edit.moved_below),
+        )
+        for key, edit in edits.items()
+    }
 
 
 class _Applier(cst.CSTTransformer):
@@ -273,7 +297,9 @@ class _Applier(cst.CSTTransformer):
             loose = [line for line in loose if line.comment is not None]
         if edit is None:
             return [_led(new, [*loose, *lead])], []
-        made: list[Any] = [node for make in edit.before for node in self.parse(make())]
+        made: list[Any] = [
+            node for make in edit.before if (text := make()) for node in self.parse(text)
+        ]
         core = self._core(edit, new)
         core_nodes = [node for node in core if not isinstance(node, cst.EmptyLine)]
         if edit.body is not None and len(core_nodes) == 1 and _is_line(new, core_nodes[0]):

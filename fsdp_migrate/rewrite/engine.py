@@ -1,34 +1,49 @@
 """
-Source text in, rewritten text and sites out.
+Source text in, rewritten text and sites out, for one module.
 
-Three passes over a file: collect (names, scopes, FSDP1 uses), decide (each rule asks for edits
-and accounts for uses), apply (all edits at once, imports last). Nothing is executed.
+Three passes: collect (names, scopes, FSDP1 uses), decide (each rule asks for edits and accounts
+for uses), apply (all edits at once, imports last). Nothing is executed.
 """
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterable
+import warnings
 from pathlib import Path
 
 import libcst as cst
 
-from fsdp_migrate.errors import Corrupt, SourceError
+from fsdp_migrate.errors import Corrupt
 from fsdp_migrate.rewrite.dead import drop_dead
-from fsdp_migrate.rewrite.file import File
+from fsdp_migrate.rewrite.file import File, Parsed
 from fsdp_migrate.rewrite.imports import Kept, references, settle
+from fsdp_migrate.rewrite.names import Names
 from fsdp_migrate.rewrite.options import Options
-from fsdp_migrate.rewrite.project import Project
+from fsdp_migrate.rewrite.project import Project, package_of
 from fsdp_migrate.rewrite.report import Result
-from fsdp_migrate.rewrite.rules import ARGUMENT_RULES, RULES
-from fsdp_migrate.rewrite.source import Source
+from fsdp_migrate.rewrite.rules import ARGUMENT_RULES, RULES, WRAPPING
+from fsdp_migrate.rewrite.tree import Tree
 
-_NOT_SOURCE = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
 _INTERESTING = re.compile(
-    r"torch\.distributed\.fsdp|distributed\s+import\s.*fsdp|FullyShardedDataParallel"
-    r"|distributed\.checkpoint|_composable|fsdp",
+    r"fsdp|FullyShardedDataParallel|\.clip_grad_norm_\(|\.no_sync\b|apply_activation_checkpointing",
     re.IGNORECASE,
 )
+
+
+def interesting(text: str) -> bool:
+    """Whether a file may hold anything to do; decided on its text, before it is parsed."""
+    return _INTERESTING.search(text) is not None
+
+
+def parse(text: str, path: str) -> Parsed:
+    """Raises Corrupt when the text is not Python."""
+    try:
+        module = cst.parse_module(text)
+    except (cst.ParserSyntaxError, UnicodeError, RecursionError) as error:
+        raise Corrupt(f"{path}: is not valid Python: {_where(error)}") from None
+    tree = Tree(module)
+    return Parsed(path, text, tree, Names(tree, package_of(Path(path))))
 
 
 def rewrite_source(
@@ -39,66 +54,52 @@ def rewrite_source(
     project: Project | None = None,
 ) -> Result:
     """Rewrite one module's text. Raises Corrupt when it does not parse."""
-    options = options or Options()
-    if not _INTERESTING.search(text):
+    if not interesting(text):
         return Result(path, text, text)
-    try:
-        module = cst.parse_module(text)
-    except (cst.ParserSyntaxError, UnicodeError) as error:
-        raise Corrupt(f"{path}: is not valid Python: {_where(error)}") from None
-    file = File(path, module, options, project or Project())
+    return rewrite(parse(text, path), options or Options(), project or Project())
+
+
+def rewrite(parsed: Parsed, options: Options, project: Project) -> Result:
+    file = File(parsed, options, project)
     file.argument_rules = ARGUMENT_RULES
     for rule in RULES:
-        if file.dual:
+        if file.dual or file.skips.whole_file:
+            break
+        if rule is RULES[WRAPPING] and (place := _waits_for(file)):
+            file.skip_all(f"waits for the FSDP call at {place}: nothing is left half migrated")
             break
         if options.wants(rule.name) and (options.unsafe or not rule.unsafe):
             file.rule = rule.name
             if rule.sweeps:
                 drop_dead(file)
             rule().decide(file)
-    after = _apply(file)
-    return Result(path, text, after, file.sites)
+    if file.skips.whole_file:
+        file.skip_all("the user's comment asks to skip the file")
+    return Result(parsed.path, parsed.text, _apply(file), file.sites)
 
 
-def rewrite_files(
-    paths: Iterable[Path | str], options: Options | None = None
-) -> tuple[Result, ...]:
+def _waits_for(file: File) -> str | None:
     """
-    Rewrite files and the Python files of folders, knowing of one another. Writes nothing.
+    The FSDP call that is left, when no call of the run could be rewritten.
 
-    A file that cannot be read or parsed is a result with an `error`; the others go on.
+    Then the models stay FSDP1's, and everything that handles them must too.
     """
-    options = options or Options()
-    project = Project()
-    return tuple(_one_file(path, options, project) for path in python_files(paths))
+    if file.wraps or file.factories or file.project.wrapped:
+        return None
+    here = [f"{file.path}:{file.tree.line(call)}" for call in file.left]
+    return next(iter([*here, *file.project.left]), None)
 
 
-def python_files(paths: Iterable[Path | str]) -> list[Path]:
-    """The files to look at, each once, in a stable order. Raises SourceError for a wrong path."""
-    found: dict[Path, None] = {}
-    for path in map(Path, paths):
-        if path.is_dir():
-            inside = sorted(path.rglob("*.py"))
-            found.update(dict.fromkeys(file for file in inside if not _is_hidden(file, path)))
-        elif path.exists():
-            found[path] = None
-        else:
-            raise SourceError(f"{path}: no such file or folder")
-    return list(found)
-
-
-def _is_hidden(file: Path, root: Path) -> bool:
-    parts = file.relative_to(root).parts
-    return any(part.startswith(".") or part in _NOT_SOURCE for part in parts)
-
-
-def _one_file(path: Path, options: Options, project: Project) -> Result:
-    text = ""
-    try:
-        text = Source.read(path).text
-        return rewrite_source(text, options, path=str(path), project=project)
-    except SourceError as error:
-        return Result(str(path), text, text, error=str(error))
+def decide_wraps(parsed: Parsed, options: Options, project: Project) -> tuple[int, tuple[str, ...]]:
+    """How many FSDP calls of a file can be rewritten, and where those are that cannot."""
+    file = File(parsed, options, project)
+    file.argument_rules = ARGUMENT_RULES
+    for rule in RULES[:WRAPPING]:
+        if not file.dual and not file.skips.whole_file and options.wants(rule.name):
+            file.rule = rule.name
+            rule().decide(file)
+    done = len(file.wraps) + file.factories
+    return done, tuple(f"{file.path}:{file.tree.line(call)}" for call in file.left)
 
 
 def _apply(file: File) -> str:
@@ -107,7 +108,19 @@ def _apply(file: File) -> str:
     before = references(file.tree, file.names)
     module = file.edits.apply()
     kept = Kept(file.path, file.project.exported(file.path))
-    return settle(module, file.needs, before, kept).code
+    after = settle(module, file.needs, before, kept).code
+    _check(after)
+    return after
+
+
+def _check(text: str) -> None:
+    """What is written must be Python; ast is quick, libcst knows newer grammar."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        cst.parse_module(text)
 
 
 def _where(error: Exception) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
-from fsdp_migrate.rewrite import api
+from fsdp_migrate.rewrite import api, hints
 from fsdp_migrate.rewrite.api import Api
 from fsdp_migrate.rewrite.edits import Edits, Piece
 from fsdp_migrate.rewrite.imports import Needs
@@ -19,7 +20,7 @@ from fsdp_migrate.rewrite.options import Options, State
 from fsdp_migrate.rewrite.project import Project
 from fsdp_migrate.rewrite.report import Site
 from fsdp_migrate.rewrite.skips import Skips, marker
-from fsdp_migrate.rewrite.tree import Tree, walk
+from fsdp_migrate.rewrite.tree import SCOPES, Tree, walk
 from fsdp_migrate.rewrite.values import Values
 
 if TYPE_CHECKING:
@@ -45,28 +46,46 @@ class Wrapped:
     call: cst.Call
     names: tuple[str, ...]
     translation: Any
+    placeable: bool  # whether statements can follow the sharding
+    writer: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A file as far as it does not depend on the others."""
+
+    path: str
+    text: str
+    tree: Tree
+    names: Names
 
 
 class File:
-    def __init__(self, path: str, module: cst.Module, options: Options, project: Project) -> None:
-        self.path = path
+    def __init__(self, parsed: Parsed, options: Options, project: Project) -> None:
+        self.path = parsed.path
         self.options = options
         self.project = project
-        self.tree = Tree(module)
-        self.names = Names(self.tree, project.package(path))
+        self.tree = parsed.tree
+        self.names = parsed.names
+        self.text = parsed.text
         self.edits = Edits(self.tree)
         self.needs = Needs(self.tree, self.names)
         self.values = Values(self.tree, self.names)
-        self.skips = Skips(module.code)
+        self.skips = Skips(parsed.text)
         self.rule = ""
         self.argument_rules: tuple[Any, ...] = ()
         self.wraps: list[Wrapped] = []
         self.keyword_dicts: dict[int, Any] = {}
+        self.casts_buffers: set[int] = set()
         self.left: list[cst.Call] = []  # FSDP calls that stay as they are
+        self.spoilt: set[int] = set()  # keyword dicts that a call which is left uses too
+        self.computing: dict[str, bool] = {}  # whether a method of this name computes
+        self._devices: list[tuple[cst.CSTNode, str]] = []  # blocks with a set_device, and of what
+        self.factories = 0  # calls that make or take FSDP as a function, rewritten
         self.strategy_by_name = False
         self.dual = False
         self.registered: dict[int, list[str]] = {}  # methods, by the wrap they belong to
-        self.sets_device = "torch.cuda.set_device(" in module.code
+        self.sets_device = "torch.cuda.set_device(" in parsed.text
         self._sites: dict[int, Site] = {}
         self._quiet: set[int] = set()
         self._unwrapped: dict[int, list[cst.WithItem]] = {}
@@ -81,6 +100,24 @@ class File:
 
         return Modes(self)
 
+    # --- trying ----------------------------------------------------------------------------
+
+    def copy_state(self) -> tuple[Any, ...]:
+        """All decisions so far; a rule that finds it cannot decide goes back to them."""
+        own = (dict(self._sites), set(self._quiet), dict(self._unwrapped), list(self.wraps))
+        kept = (list(self._devices), self.strategy_by_name)
+        dicts = (dict(self.keyword_dicts), set(self.casts_buffers), kept)
+        return self.edits.copy_state(), dict(self.values.consumed), own, dicts
+
+    def restore(self, state: tuple[Any, ...]) -> None:
+        edits, consumed, own, dicts = state
+        self.edits.restore(edits)
+        self.values.consumed = dict(consumed)
+        self._sites, self._quiet, self._unwrapped, self.wraps = map(copy, own)
+        keyword_dicts, casts, (devices, self.strategy_by_name) = dicts
+        self._devices = list(devices)
+        self.keyword_dicts, self.casts_buffers = dict(keyword_dicts), set(casts)
+
     # --- what is there -------------------------------------------------------------------
 
     @cached_property
@@ -89,8 +126,11 @@ class File:
 
     @cached_property
     def has_fsdp(self) -> bool:
-        """Whether this file wraps, types or asks FSDP1 models by name."""
-        return any(use.api.name == api.FSDP for use in self.all_uses)
+        """Whether this file knows FSDP1's wrapper by name."""
+        found = map(api.find, self.names.imported())
+        return any(one is not None and one.name == api.FSDP for one in found) or any(
+            use.api.name == api.FSDP for use in self.all_uses
+        )
 
     @property
     def is_fsdp1(self) -> bool:
@@ -98,6 +138,46 @@ class File:
         found = map(api.find, self.names.imported())
         own = any(one is not None and one.name in api.CLASSES for one in found)
         return own or bool(self.all_uses) or self.project.has_fsdp
+
+    @cached_property
+    def may_hold_buffers(self) -> bool:
+        """Whether a model of the run can hold floating buffers, as far as its text shows."""
+        homes = hints.model_homes(self.text) | self.project.model_homes
+        foreign = any(not self.project.holds(home) for home in homes)
+        return hints.holds_buffers(self.text) or self.project.holds_buffers or foreign
+
+    def inputs_of(self, block: str) -> int:
+        """How many inputs the forward of a class of the run takes; 0 when it is not in sight."""
+        return hints.forward_inputs(self.text).get(block) or self.project.inputs_of(block)
+
+    def is_whole(self, call: cst.Call) -> bool:
+        """Whether a call is all that its plain statement does."""
+        statement = self.tree.statement(call)
+        kinds = cst.Assign | cst.AnnAssign | cst.Return | cst.Expr
+        return isinstance(statement, kinds) and statement.value is call
+
+    def device_is_set(self, at: cst.CSTNode, device: str) -> bool:
+        """Whether a set_device that was put above already runs before `at` does."""
+        block = self.tree.parent(self.tree.statement(at))
+        if isinstance(block, cst.SimpleStatementLine):
+            block = self.tree.parent(block)
+        known = [holder for holder, text in self._devices if text == device]
+        if block is None or any(self.tree.inside(at, holder) for holder in known):
+            return True
+        self._devices.append((block, device))
+        return False
+
+    def runs_once(self, call: cst.Call) -> bool:
+        """Whether a call runs exactly once when its plain statement does: statements fit around."""
+        statement = self.tree.statement(call)
+        if not isinstance(statement, cst.BaseSmallStatement):
+            return False
+        for above in self.tree.ancestors(call):
+            if above is statement:
+                return True
+            if isinstance(above, (*SCOPES, cst.IfExp, cst.BooleanOperation)):
+                return False
+        return True
 
     def uses(self, name: str, member: str | None = None) -> Iterator[Use]:
         """The uses of one FSDP1 name that no earlier rule has dealt with."""
@@ -115,14 +195,17 @@ class File:
         if node is None or dotted(node) is None:
             return None
         qualified = self.names.qualified(node)
-        return self.project.origin(qualified) if qualified else None
+        return self.project.origin(qualified, self.path) if qualified else None
 
     def is_call(self, node: cst.CSTNode | None, *qualified: str) -> bool:
         return isinstance(node, cst.Call) and self.qualified(node.func) in qualified
 
     def _find_uses(self) -> Iterator[Use]:
-        for node in self.tree.nodes:
-            if not isinstance(node, cst.Name) or not self._is_reference(node):
+        heads = self._heads()
+        for node in self.tree.all(cst.Name):
+            if node.value not in heads or not self._is_reference(node):
+                continue
+            if node.value == "torch" and not self._is_distributed(node):
                 continue
             best: tuple[cst.CSTNode, Api] | None = None
             current: cst.CSTNode = node
@@ -137,6 +220,20 @@ class File:
                 above = self.tree.parent(best[0])
                 called = isinstance(above, cst.Call) and above.func is best[0]
                 yield Use(best[0], best[1], above if called else None)  # type: ignore[arg-type]
+
+    def _heads(self) -> set[str]:
+        """The names in this file that may lead to something of FSDP1."""
+        heads = {
+            name
+            for name, origin in self.names.import_bindings()
+            if origin.split(".")[0] == "torch" or self.project.holds(origin.split(".")[0])
+        }
+        return heads | (api.CLASSES | api.POLICIES if self.names.top.stars else set())
+
+    def _is_distributed(self, node: cst.Name) -> bool:
+        """Whether `torch` is followed by `.distributed`."""
+        above = self.tree.parent(node)
+        return isinstance(above, cst.Attribute) and above.attr.value == "distributed"
 
     def _is_reference(self, name: cst.Name) -> bool:
         above = self.tree.parent(name)
@@ -182,6 +279,15 @@ class File:
         self._account(node, what, "todo", message)
         self.edits.mark(self.tree.statement(node), marker(self.rule, message))
 
+    def skip_all(self, why: str) -> None:
+        """Every use that is still open is left."""
+        running = self.rule
+        for use in self.all_uses:
+            if not self.accounted(use.node):
+                self.rule = api.rule_of(use.api)
+                self.skipped(use.node, why, use.api)
+        self.rule = running
+
     def covered(self, node: cst.CSTNode) -> None:
         """`node` is part of a use that is accounted for as a whole."""
         self._quiet.add(id(node))
@@ -192,11 +298,15 @@ class File:
             if id(inner) not in self._sites:
                 self._quiet.add(id(inner))
 
-    def keep_values(self, call: cst.Call) -> None:
-        """The objects that a call which stays is given stay FSDP1's too."""
-        for arg in call.args:
-            for leaf in self.values.leaves(arg.value):
+    def keep_values(self, call: cst.Call, used: Collection[int] = ()) -> None:
+        """What a call which stays is given stays FSDP1's too, unless a rewritten call uses it."""
+        for leaf in self.leaves_of(call):
+            if id(leaf) not in used:
                 self.cover_below(leaf)
+
+    def leaves_of(self, call: cst.Call) -> list[cst.BaseExpression]:
+        """The expressions that a call's arguments come from."""
+        return [leaf for arg in call.args for leaf in self.values.leaves(arg.value)]
 
     def unwrap(self, block: cst.With, item: cst.WithItem) -> None:
         """Take `item` out of a `with`; a block that has no other is replaced by its body."""
@@ -244,7 +354,10 @@ class File:
 
     def call(self, function: str, arguments: Sequence[str], at: cst.CSTNode) -> str:
         """A call's text, one argument a line where one line would be too long."""
-        return call_text(function, [text for text in arguments if text], self.indentation(at))
+        texts = [text for text in arguments if text]
+        if isinstance(at, cst.Call) and _one_a_line(at) and len(texts) > 1:
+            return _exploded(function, texts)
+        return call_text(function, texts, self.indentation(at))
 
     def indentation(self, at: cst.CSTNode) -> int:
         blocks = (cst.IndentedBlock, cst.SimpleStatementSuite)
@@ -258,8 +371,20 @@ def call_text(function: str, arguments: Sequence[str], indentation: int) -> str:
     together = ", ".join(arguments)
     if indentation + 4 + len(together) <= _WIDTH and "\n" not in together:
         return f"{function}(\n    {together}\n)"
+    return _exploded(function, arguments)
+
+
+def _exploded(function: str, arguments: Sequence[str]) -> str:
     inner = [line for text in arguments for line in shifted(f"{text},", 1)]
     return "\n".join([f"{function}(", *inner, ")"])
+
+
+def _one_a_line(call: cst.Call) -> bool:
+    return len(call.args) > 1 and all(
+        isinstance(arg.comma, cst.Comma)
+        and isinstance(arg.comma.whitespace_after, cst.ParenthesizedWhitespace)
+        for arg in call.args[:-1]
+    )
 
 
 def shifted(text: str, levels: int) -> list[str]:

@@ -69,14 +69,15 @@ def method_of(file: File, call: cst.Call, model: str) -> str | None:
 
 def computes(file: File, name: str) -> bool:
     """Whether a method of this name runs parameters through more than `forward`."""
-    defined = [
-        function
-        for function in file.tree.all(cst.FunctionDef)
-        if function.name.value == name and _is_module_method(file, function)
-    ]
-    if defined:
-        return any(_uses_submodules(function) for function in defined)
-    return name in _KNOWN
+    if name not in file.computing:
+        defined = [
+            function
+            for function in file.tree.all(cst.FunctionDef)
+            if function.name.value == name and _is_module_method(file, function)
+        ]
+        by_body = any(_uses_submodules(function) for function in defined)
+        file.computing[name] = by_body if defined else name in _KNOWN
+    return file.computing[name]
 
 
 def _is_module_method(file: File, function: cst.FunctionDef) -> bool:
@@ -100,11 +101,13 @@ def _uses_submodules(function: cst.FunctionDef) -> bool:
     return False
 
 
-def register(file: File, model: cst.BaseExpression, call: cst.Call) -> None:
-    """Have the method that `call` calls registered where its model is sharded."""
+def register(file: File, model: cst.BaseExpression, call: cst.Call) -> bool:
+    """
+    Have the method that `call` calls registered where its model is sharded; False if it cannot.
+    """
     name = method_of(file, call, file.tree.code(model))
     if name is None:
-        return
+        return True
     text = file.tree.code(model)
     named = [wrapped for wrapped in file.wraps if text in wrapped.names]
     last = text.split(".")[-1]
@@ -112,6 +115,8 @@ def register(file: File, model: cst.BaseExpression, call: cst.Call) -> None:
         wrapped for wrapped in file.wraps if any(n.split(".")[-1] == last for n in wrapped.names)
     ]
     named = named or (file.wraps if len(file.wraps) == 1 else [])
+    if not all(wrapped.placeable for wrapped in named):
+        return False
     for wrapped in named:
         registered = file.registered.setdefault(id(wrapped), [])
         if name in registered:
@@ -123,3 +128,4 @@ def register(file: File, model: cst.BaseExpression, call: cst.Call) -> None:
             return f'{file.fsdp2("register_fsdp_forward_method", at)}({model}, "{name}")'
 
         wrapped.translation.after.append(line)
+    return bool(named)

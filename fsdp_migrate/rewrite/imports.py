@@ -9,7 +9,7 @@ refers to any more and puts in what is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -21,6 +21,7 @@ from fsdp_migrate.rewrite.names import Binding, Names, Scope, bound_name, dotted
 from fsdp_migrate.rewrite.tree import Tree, walk
 
 _WIDTH = 88
+_LONGEST = 200  # no annotation or name in a string is longer
 _AS_MODULE = {"torch.distributed": "dist"}
 _PLAIN = frozenset({"itertools", "functools", "contextlib", "dataclasses", "copy", "torch"})
 Wanted = dict[tuple[str, str], str]  # (module, name or "") -> local name
@@ -84,7 +85,7 @@ class Needs:
 
     def _spelled_out(self, module: str, name: str, at: cst.CSTNode) -> str | None:
         """`torch.distributed.fsdp.X` where the code itself writes the whole path."""
-        if module != api.HOME:
+        if module != api.HOME or at is self.tree.module:
             return None
         for node in walk(at):
             if isinstance(node, cst.Attribute) and self.names.qualified(node.value) == api.HOME:
@@ -107,7 +108,7 @@ class Needs:
 
     def _anchor(self, at: cst.CSTNode) -> int | None:
         """The import of FSDP1 that the code at `at` depends on; the innermost one around it."""
-        for node in walk(at):
+        for node in walk(at) if at is not self.tree.module else ():
             if isinstance(node, cst.Name):
                 for binding in self.names.lookup(node.value, node):
                     if binding.qualified and is_fsdp(binding.qualified):
@@ -143,17 +144,17 @@ class Kept:
 
 def references(tree: Tree, names: Names) -> set[tuple[int, str]]:
     """Every (import statement, local name) that code, `__all__` or an annotation refers to."""
-    found: set[tuple[int, str]] = set()
-    for node in tree.nodes:
-        texts: Iterable[str] = ()
-        if isinstance(node, cst.Name) and not _names_something(tree, node):
-            texts = (node.value,)
-        elif isinstance(node, cst.SimpleString) and _speaks_of_names(tree, node):
-            texts = _words(string_value(node) or "")
-        for text in texts:
-            for binding in names.lookup(text, node):
-                found.add((id(binding.node), text))
-    return found
+    imported = {name for name, _ in names.import_bindings()}
+    spoken: list[tuple[cst.CSTNode, str]] = [
+        (node, node.value)
+        for node in tree.all(cst.Name)
+        if node.value in imported and not _names_something(tree, node)
+    ]
+    for string in tree.all(cst.SimpleString):
+        if len(string.value) < _LONGEST and _speaks_of_names(tree, string):
+            words = _words(string_value(string) or "")
+            spoken += [(string, word) for word in words if word in imported]
+    return {(id(one.node), text) for node, text in spoken for one in names.lookup(text, node)}
 
 
 def settle(

@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from fsdp_migrate.rewrite.file import File
 
 _SAME = frozenset({"to", "cuda", "cpu", "train", "eval", "half", "bfloat16", "float", "double"})
+_MODEL_FIRST = frozenset(
+    {
+        "state_dict_type",
+        "set_state_dict_type",
+        "get_state_dict_type",
+        "optim_state_dict",
+        "full_optim_state_dict",
+        "sharded_optim_state_dict",
+        "summon_full_params",
+        "fsdp_modules",
+    }
+)
 _THROUGH = frozenset({"torch.compile", "torch._dynamo.optimize"})
 _DDP = frozenset(
     {
@@ -61,9 +73,11 @@ class Models:
 
     def _tell(self, call: cst.Call) -> None:
         """An FSDP class method names its model first, or as `model=` or `module=`."""
+        found = self.file.api(call.func)
+        first = found is not None and found.member in _MODEL_FIRST
         for position, arg in enumerate(call.args):
             named = arg.keyword is not None and arg.keyword.value in ("model", "module")
-            if not named and (position or arg.keyword is not None):
+            if not named and (not first or position or arg.keyword is not None):
                 continue
             if isinstance(arg.value, cst.Name) and self.file.values.bindings(arg.value):
                 self._told.update(id(one) for one in self.file.values.bindings(arg.value))
@@ -103,7 +117,9 @@ class Models:
         if found:
             return any(self._binding(one) for one in found)
         # `trainer.model` where some class of this file sets `self.model` to an FSDP model
-        return node.attr.value in self._class_attributes and not text.startswith("self.")
+        return node.attr.value in self._class_attributes or self.file.project.holds_model(
+            node.attr.value
+        )
 
     @property
     def _class_attributes(self) -> frozenset[str]:
@@ -134,18 +150,15 @@ class Models:
         function = self.file.tree.nearest(param, cst.FunctionDef)
         if function is None:
             return False
-        return any(self.is_model(value) for value in self._passed(function, param))
+        if any(self.is_model(value) for value in self._passed(function, param)):
+            return True
+        called, position = self._called_as(function, param)
+        return self.file.project.takes_model(called, position, param.name.value)
 
     def _passed(self, function: cst.FunctionDef, param: cst.Param) -> list[cst.BaseExpression]:
         """What the calls of `function` in this file pass for `param`."""
-        names = [one.name.value for one in function.params.params]
-        method = isinstance(self.file.tree.nearest(function, cst.ClassDef), cst.ClassDef)
+        called, position = self._called_as(function, param)
         name = param.name.value
-        position = names.index(name) - int(method) if name in names else None
-        class_name = self.file.tree.nearest(function, cst.ClassDef)
-        called = function.name.value
-        if called == "__init__" and class_name is not None:
-            called = class_name.name.value
         values = []
         for call in self._calls_of(called):
             for place, arg in enumerate(call.args):
@@ -153,6 +166,18 @@ class Models:
                 if by_name or (arg.keyword is None and not arg.star and place == position):
                     values.append(arg.value)
         return values
+
+    def _called_as(self, function: cst.FunctionDef, param: cst.Param) -> tuple[str, int | None]:
+        """The name `function` is called by, and the position of `param` in such a call."""
+        names = [one.name.value for one in function.params.params]
+        holder = self.file.tree.nearest(function, (cst.ClassDef, cst.FunctionDef))
+        name = param.name.value
+        method = isinstance(holder, cst.ClassDef)
+        position = names.index(name) - int(method) if name in names else None
+        called = function.name.value
+        if called == "__init__" and isinstance(holder, cst.ClassDef):
+            called = holder.name.value
+        return called, position
 
     def _calls_of(self, name: str) -> list[cst.Call]:
         if self._calls is None:
@@ -172,7 +197,7 @@ class Models:
         for function in self.file.tree.all(cst.FunctionDef):
             if function.name.value == name and self._function_returns(function, index):
                 return True
-        return False
+        return self.file.project.returns_model(name, index)
 
     def _function_returns(self, function: cst.FunctionDef, index: int | None) -> bool:
         for node in walk(function):

@@ -15,6 +15,23 @@ import libcst as cst
 from fsdp_migrate.rewrite import api
 from fsdp_migrate.rewrite.tree import SCOPES, Tree, walk
 
+_BINDERS = frozenset(
+    {
+        *SCOPES,
+        cst.Param,
+        cst.Import,
+        cst.ImportFrom,
+        cst.Assign,
+        cst.AnnAssign,
+        cst.NamedExpr,
+        cst.AugAssign,
+        cst.For,
+        cst.CompFor,
+        cst.AsName,
+        cst.Global,
+    }
+)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Binding:
@@ -53,19 +70,27 @@ class Names:
         self.package = package
         self.top = Scope(tree.module, None)
         self._scopes: dict[int, Scope] = {id(tree.module): self.top}
+        self._imports: list[tuple[str, str]] | None = None
         self._global: set[tuple[int, str]] = set()
         for node in tree.nodes:
-            self._collect(node)
+            if type(node) in _BINDERS:
+                self._collect(node)
 
     def imported(self) -> set[str]:
         """The dotted origin of everything the file imports, in any scope."""
-        return {
-            binding.qualified
-            for scope in self._scopes.values()
-            for bindings in scope.bindings.values()
-            for binding in bindings
-            if binding.qualified
-        }
+        return {origin for _, origin in self.import_bindings()}
+
+    def import_bindings(self) -> list[tuple[str, str]]:
+        """(local name, dotted origin) of everything the file imports, in any scope."""
+        if self._imports is None:
+            self._imports = [
+                (name, binding.qualified)
+                for scope in self._scopes.values()
+                for name, bindings in scope.bindings.items()
+                for binding in bindings
+                if binding.qualified
+            ]
+        return self._imports
 
     def scope(self, node: cst.CSTNode) -> Scope:
         """The scope `node` is evaluated in; a function's own name stands in the scope around."""

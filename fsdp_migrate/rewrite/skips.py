@@ -11,6 +11,7 @@ import re
 
 _SKIP = re.compile(r"#\s*fsdp-migrate:\s*skip(?!-)(?:\[([^\]]*)\])?")
 _SKIP_FILE = re.compile(r"^\s*#\s*fsdp-migrate:\s*skip-file\b", re.MULTILINE)
+_LONGEST = 160
 MARKER = "# TODO(fsdp-migrate):"
 
 
@@ -50,4 +51,10 @@ class Skips:
 
 
 def marker(rule: str, message: str) -> str:
-    return f"{MARKER} {rule} {message}"
+    """One line, however long the code that the message quotes."""
+    return f"{MARKER} {rule} {_short(message)}"
+
+
+def _short(message: str) -> str:
+    line = " ".join(message.split())
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."

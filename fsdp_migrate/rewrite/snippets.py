@@ -31,13 +31,13 @@ def shard_units(file: File) -> str:
     )
 
 
-def shard_by_policy(file: File) -> str:
+def shard_by_policy(file: File, *, init: bool = False) -> str:
     shard = file.fsdp2("fully_shard", file.tree.module)
-    return _add(
-        file,
-        "shard_by_policy",
+    name = "shard_by_policy"
+    start = f"{materialize(file)}(module, init_fn)" if init else ""
+    text = dedent(
         f'''
-        def shard_by_policy(model, policy=None, *, root=False, **fsdp_kwargs):
+        def {name}(model, policy=None, *, root=False, init_fn=None, **fsdp_kwargs):
             """fully_shard the submodules that an FSDP1 auto_wrap_policy would have wrapped."""
             seen = set()
 
@@ -50,6 +50,7 @@ def shard_by_policy(file: File) -> str:
                 wrapped = sum(visit(child, False) for child in children)
                 rest = numel - wrapped
                 if not is_root and policy(module=module, recurse=False, nonwrapped_numel=rest):
+                    {start or "pass"}
                     {shard}(module, **fsdp_kwargs)
                     return numel
                 return wrapped
@@ -57,6 +58,32 @@ def shard_by_policy(file: File) -> str:
             if policy is not None:
                 visit(model, True)
             return {shard}(model, **fsdp_kwargs) if root else model
+        '''
+    )
+    if not init:
+        text = text.replace("                    pass\n", "").replace(", init_fn=None", "")
+        text = text.replace("            pass\n", "")
+    return _add(file, name, text)
+
+
+def materialize(file: File) -> str:
+    kind = file.fsdp2("FSDPModule", file.tree.module)
+    return _add(
+        file,
+        "materialize",
+        f'''
+        def materialize(unit, init_fn):
+            """Run `init_fn` on the modules of a unit that has meta tensors, in FSDP1's order."""
+            own = {{unit: None}}
+            for part in (queue := [unit]):
+                for child in part.children():
+                    if child not in own and not isinstance(child, {kind}):
+                        own[child] = queue.append(child)
+            tensors = [t for part in own for t in part._parameters.values() if t is not None]
+            tensors += [t for part in own for t in part._buffers.values() if t is not None]
+            if init_fn is not None and any(tensor.is_meta for tensor in tensors):
+                for part in own:
+                    init_fn(part)
         ''',
     )
 
@@ -121,30 +148,22 @@ def load_from_rank0(file: File) -> str:
 
 def shard_from_meta(file: File) -> str:
     shard = file.fsdp2("fully_shard", file.tree.module)
+    kind = file.fsdp2("FSDPModule", file.tree.module)
+    first = materialize(file)
     return _add(
         file,
         "shard_from_meta",
         f'''
         def shard_from_meta(model, is_unit, init_fn, **fsdp_kwargs):
             """fully_shard the units, then the model; before each, `init_fn` on its meta modules."""
-            sharded = set()
 
             def shard(module):
                 for child in module.children():
-                    if child not in sharded:
+                    if not isinstance(child, {kind}):
                         shard(child)
-                if module is not model and not (is_unit and is_unit(module)):
-                    return
-                own = [module]
-                for part in own:
-                    own += [child for child in part.children() if child not in sharded | set(own)]
-                tensors = [t for part in own for t in part._parameters.values() if t is not None]
-                tensors += [t for part in own for t in part._buffers.values() if t is not None]
-                if any(tensor.is_meta for tensor in tensors):
-                    for part in own:
-                        init_fn(part)
-                {shard}(module, **fsdp_kwargs)
-                sharded.add(module)
+                if module is model or (is_unit is not None and is_unit(module)):
+                    {first}(module, init_fn)
+                    {shard}(module, **fsdp_kwargs)
 
             shard(model)
             return model
@@ -226,5 +245,53 @@ def full_params(file: File) -> str:
                             mesh, placements = param.device_mesh, param.placements
                             full = full.detach().to(param.to_local().device)
                             param.copy_({spread}(full, mesh, placements))
+        ''',
+    )
+
+
+def reset_module(file: File) -> str:
+    no_grad = file.name("torch.no_grad", file.tree.module)
+    return _add(
+        file,
+        "reset_module",
+        f'''
+        def reset_module(module, device):
+            """Give a meta module memory and its own initial values, as FSDP1 did."""
+            if module._parameters or module._buffers:
+                module.to_empty(device=device, recurse=False)
+                with {no_grad}():
+                    module.reset_parameters()
+        ''',
+    )
+
+
+def reshard(file: File) -> str:
+    kind = file.fsdp2("FSDPModule", file.tree.module)
+    return _add(
+        file,
+        "reshard",
+        f'''
+        def reshard(model):
+            """Put the shards back after a forward pass that no backward follows."""
+            for module in model.modules():
+                if isinstance(module, {kind}):
+                    module.reshard()
+        ''',
+    )
+
+
+def shard_from_rank0(file: File) -> str:
+    load = load_from_rank0(file)
+    rank = file.name("torch.distributed.get_rank", file.tree.module)
+    return _add(
+        file,
+        "shard_from_rank0",
+        f'''
+        def shard_from_rank0(shard, model, *args, **fsdp_kwargs):
+            """Shard a model and give every rank the weights that rank 0 had before."""
+            full_state = model.state_dict() if {rank}() == 0 else {{}}
+            model = shard(model, *args, **fsdp_kwargs)
+            {load}(model, full_state)
+            return model
         ''',
     )

@@ -55,6 +55,7 @@ class Modes:
     def __init__(self, file: File) -> None:
         self.file = file
         self.left: set[int] = set()  # contexts that stay as they are
+        self.local_is_sharded = False
 
     @cached_property
     def sticky(self) -> list[cst.Call]:
@@ -63,19 +64,32 @@ class Modes:
 
     def at(self, node: cst.CSTNode) -> Mode:
         for above in self.file.tree.ancestors(node):
-            if isinstance(above, cst.With) and (call := self._entered(above)) is not None:
+            if isinstance(above, cst.With) and (call := self.entered(above)) is not None:
                 if id(call) in self.left:
                     raise Undecided("the state_dict_type context around it is left as it is")
                 return self.read(call)
             if isinstance(above, cst.FunctionDef):
                 break
         call = self._set_before(node)
-        return self.read(call) if call is not None else DEFAULT
+        return self.read(call) if call is not None else self._of_run()
 
-    def _entered(self, block: cst.With) -> cst.Call | None:
+    def _of_run(self) -> Mode:
+        """The mode that some other file of the run sets for good."""
+        modes = self.file.project.sticky_modes()
+        if not modes:
+            return DEFAULT
+        if len(modes) > 1 or not isinstance(modes[0], Mode) or modes[0].kind == "UNKNOWN":
+            raise Undecided("several set_state_dict_type calls in the run: which one is in force?")
+        return modes[0]
+
+    def entered(self, block: cst.With) -> cst.Call | None:
+        """The state_dict_type call that a `with` enters, be it under a condition."""
         for item in block.items:
-            if isinstance(item.item, cst.Call) and self._is_context(item.item):
-                return item.item
+            value = item.item
+            sides = (value.body, value.orelse) if isinstance(value, cst.IfExp) else (value,)
+            for side in sides:
+                if isinstance(side, cst.Call) and self._is_context(side):
+                    return side
         return None
 
     def _is_context(self, call: cst.Call) -> bool:
@@ -109,12 +123,22 @@ class Modes:
         found = self.file.api(self.file.values.only(value))
         if found is None or found.name != "StateDictType" or found.member is None:
             raise Undecided(f"which StateDictType {self.file.tree.code(value)} is cannot be seen")
+        if found.member.startswith("LOCAL") and not self.local_is_sharded:
+            raise Undecided("FSDP2 has no local state dict; --unsafe makes it a sharded one")
         return found.member.removesuffix("_STATE_DICT")
+
+    def _of_other_file(self, value: cst.BaseExpression) -> Config | None:
+        qualified = self.file.names.qualified(value)
+        found = self.file.project.config(qualified, self.file.path) if qualified else None
+        return found if isinstance(found, Config) else None
 
     def config(self, value: cst.BaseExpression | None, default: Config) -> Config:
         if value is None or is_none(value):
             return default
         made = self.file.values.only(value)
+        shared = self._of_other_file(made)
+        if shared is not None:
+            return shared
         found = self.file.api(made.func) if isinstance(made, cst.Call) else None
         if not isinstance(made, cst.Call) or found is None or "Config" not in found.name:
             raise Undecided(f"where {self.file.tree.code(value)} is made cannot be seen here")

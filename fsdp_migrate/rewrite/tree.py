@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import libcst as cst
-from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
+
+from fsdp_migrate.rewrite.lines import lines_of
 
 Node = TypeVar("Node", bound=cst.CSTNode)
 Function = cst.FunctionDef | cst.Lambda
@@ -88,9 +89,11 @@ class Tree:
         self.parents: dict[int, cst.CSTNode] = {}
         self.nodes: list[cst.CSTNode] = []
         self.order: dict[int, int] = {}
+        self._by_type: dict[type, list[cst.CSTNode]] = {}
         stack: list[cst.CSTNode] = [module]
         while stack:
             node = stack.pop()
+            self._by_type.setdefault(type(node), []).append(node)
             self.order[id(node)] = len(self.nodes)
             self.nodes.append(node)
             below = list(children(node))
@@ -112,7 +115,14 @@ class Tree:
         return next((above for above in self.ancestors(node) if isinstance(above, kind)), None)
 
     def all(self, kind: type[Node] | tuple[type[Node], ...]) -> list[Node]:
-        return [node for node in self.nodes if isinstance(node, kind)]
+        """All nodes of a type, or of several, in document order."""
+        lists: list[list[Any]] = [
+            found for one, found in self._by_type.items() if issubclass(one, kind)
+        ]
+        if len(lists) == 1:
+            return lists[0]
+        nodes = [node for found in lists for node in found]
+        return sorted(nodes, key=lambda node: self.order[id(node)])
 
     def statement(self, node: cst.CSTNode) -> cst.CSTNode:
         """The small or compound statement that `node` is, or stands in."""
@@ -145,15 +155,19 @@ class Tree:
         return node is holder or any(above is holder for above in self.ancestors(node))
 
     @cached_property
-    def _positions(self) -> dict[cst.CSTNode, CodeRange]:
-        wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
-        return dict(wrapper.resolve(PositionProvider))
+    def _lines(self) -> dict[int, tuple[int, int]]:
+        return lines_of(self.module)
 
     def line(self, node: cst.CSTNode) -> int:
-        return self._positions[node].start.line
+        """The line `node` starts on, one-based."""
+        while id(node) not in self._lines:
+            node = self.parents[id(node)]
+        return self._lines[id(node)][0]
 
     def last_line(self, node: cst.CSTNode) -> int:
-        return self._positions[node].end.line
+        while id(node) not in self._lines:
+            node = self.parents[id(node)]
+        return self._lines[id(node)][1]
 
     def code(self, node: cst.CSTNode) -> str:
         """The source of `node` alone, without comments that lead it."""

@@ -269,16 +269,25 @@ def _bound_arguments(function: cst.FunctionDef, call: cst.Call) -> Substitution 
     return None if missing else bound
 
 
-def _renamed(text: str, old: str, new: str) -> str:
-    """`text` with the variable `old` called `new`; attributes and keywords keep their names."""
-    tree = Tree(cst.parse_module(f"({text})\n"))
+def renamed(text: str, old: str, new: str) -> str:
+    """
+    Code with `old`, a variable or a dotted path such as `self.model`, called `new`.
+
+    Attributes and keywords of the same name keep it.
+    """
+    tree = Tree(cst.parse_module(f"{text}\n"))
     edits = Edits(tree)
     names = Names(tree)
-    for node in tree.all(cst.Name):
+    for node in (*tree.all(cst.Name), *tree.all(cst.Attribute)):
         above = tree.parent(node)
         label = isinstance(above, cst.Attribute) and above.attr is node
         label = label or (isinstance(above, cst.Arg) and above.keyword is node)
-        if node.value == old and not label and not names.lookup(old, node):
+        if dotted(node) == old and not label and not names.lookup(old, node):
             edits.replace(node, lambda: new)
-    renamed = edits.apply().code.strip()
-    return renamed[1:-1].strip() if renamed.startswith("(") else renamed
+    return edits.apply().code.strip()
+
+
+def _renamed(text: str, old: str, new: str) -> str:
+    """The same for an expression, which may span lines."""
+    code = renamed(f"({text})", old, new)
+    return code[1:-1].strip() if code.startswith("(") else code

@@ -70,23 +70,30 @@ class Outcome:
 class Translation:
     """
     What a set of FSDP1 arguments becomes: keywords of fully_shard (None: a `**` expression),
-    keywords for the units alone, statements before and after sharding, and the units.
+    keywords for the units or the root alone, statements before and after sharding, and the units.
     """
 
     file: File
     at: cst.CSTNode  # where the texts will stand
     keywords: list[tuple[str | None, Make]] = field(default_factory=list)
-    unit_keywords: list[tuple[str, Make]] = field(default_factory=list)
+    unit_keywords: list[tuple[str | None, Make]] = field(default_factory=list)
+    root_keywords: list[tuple[str | None, Make]] = field(default_factory=list)
     setup: list[Make] = field(default_factory=list)  # statements that do not know the model
     before: list[Step] = field(default_factory=list)
     after: list[Step] = field(default_factory=list)
     units: Units | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     arguments: dict[str, Argument] = field(default_factory=dict)
+    synced: bool = False  # the first steps before and after give every rank rank 0's weights
     init: Make | None = None  # param_init_fn that is run unit by unit
     mesh: Make | None = None
     helper: str | None = None  # shards in place of fully_shard: the units are among the keywords
     strategy: Callable[[Make | None], str] | None = None  # of a strategy only known by name
+
+    @property
+    def only_synced(self) -> bool:
+        """Whether nothing has to happen around the sharding but the copying from rank 0."""
+        return self.synced and len(self.before) == len(self.after) == 1 and self.init is None
 
     def all_keywords(self) -> list[tuple[str | None, Make]]:
         """The keywords, the mesh among them or given to the helper for strategies."""

@@ -16,15 +16,13 @@ def run_group(
     command: Sequence[str],
     env: Mapping[str, str],
     log: Path,
-    *,
     started: Path | None = None,
     patience: float | None = None,
 ) -> int | None:
     """
     Run to the end with output to `log`; on any interruption the whole group is ended.
 
-    None when the file `started` did not appear within `patience` seconds; without one, a command
-    may take what time it needs to start (a job waits in a queue).
+    None when the file `started` did not appear within `patience` seconds.
     """
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -38,7 +36,7 @@ def run_group(
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(patience)
-        return process.wait() if started is not None and started.exists() else None
+        return None if started and not started.exists() else process.wait()
     finally:
         end_group(process)
 

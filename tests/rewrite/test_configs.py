@@ -486,6 +486,63 @@ class TestTorchtitan:
         assert run("pyproject.toml", source).sites == ()
 
 
+class TestCommand:
+    """Configuration files go through `rewrite-code` as any other file does."""
+
+    def invoke(self, *arguments: str) -> Any:
+        from typer.testing import CliRunner
+
+        from fsdp_migrate.cli import app
+
+        return CliRunner().invoke(app, ["rewrite-code", *arguments])
+
+    def test_a_folder_is_searched_for_them(self, tmp_path):
+        (tmp_path / "conf").mkdir()
+        config = tmp_path / "conf" / "fsdp.yaml"
+        config.write_bytes(ACCELERATE.replace("STRATEGY", "FULL_SHARD", 1).encode())
+        (tmp_path / "run.sh").write_text("accelerate launch --use_fsdp x.py\n")
+        (tmp_path / "data.json").write_text(json.dumps(["fsdp"] * 10))
+        (tmp_path / "demo.ipynb").write_text('{"cells": ["import torch.distributed.fsdp"]}')
+        result = self.invoke("--write", "--json", str(tmp_path))
+
+        report = json.loads(result.stdout)
+        assert result.exit_code == 0
+        assert {site["rule"] for site in report["sites"]} == {
+            "accelerate-config",
+            "launch-arguments",
+            "notebook",
+        }
+        assert yaml.safe_load(config.read_text())["fsdp_config"]["fsdp_version"] == 2
+        assert self.invoke("--check", str(tmp_path)).exit_code == 5  # the shell script is left
+
+    def test_rules_are_listed_and_explained(self):
+        assert "axolotl-config" in self.invoke("--list-rules").stdout
+        assert "ParallelismConfig" in self.invoke("--explain", "transformers-config").stdout
+        assert self.invoke("--select", "torchtitan-config", "x.toml").exit_code == 3
+        assert self.invoke("--select", "torchtitan", ".").exit_code == 2
+
+    def test_a_python_file_gets_the_rules_for_code_and_the_report(self, tmp_path):
+        path = tmp_path / "main.py"
+        path.write_text(
+            "from lightning.pytorch.strategies import FSDPStrategy\n"
+            "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+            "model = FSDP(model)\n"
+            "strategy = FSDPStrategy()\n"
+        )
+        report = json.loads(self.invoke("--write", "--json", str(path)).stdout)
+
+        assert [site["line"] for site in report["sites"]] == [3, 4]
+        assert "fully_shard(model)" in path.read_text()
+        assert path.read_text().count("# TODO(fsdp-migrate): lightning-strategy") == 1
+        assert not json.loads(self.invoke("--json", str(path)).stdout)["files"][0]["changed"]
+
+    def test_a_skipped_line_or_file_is_skipped(self, tmp_path):
+        path = tmp_path / "a.yaml"
+        path.write_text("# fsdp-migrate: skip-file\n" + ACCELERATE)
+
+        assert json.loads(self.invoke("--json", str(path)).stdout)["sites"] == []
+
+
 class TestReports:
     def test_shell_arguments_are_reported_with_what_replaces_them(self):
         source = text("""
@@ -522,6 +579,7 @@ class TestReports:
             old = hf.TrainingArguments("out", fsdp="full_shard auto_wrap")
             plugin = FullyShardedDataParallelPlugin(sharding_strategy="NO_SHARD")
             plugin2 = FullyShardedDataParallelPlugin(fsdp_version=2)
+            nothing, none = [], ()
             command = ["torchrun", "t.py", "--fsdp", "full_shard", "--lr", "1"]
             """)
         found = report_python("a.py", source, Options())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_migrate.rewrite.engine import rewrite_files
+from fsdp_migrate.rewrite import rewrite_files
 from fsdp_migrate.rewrite.options import Options
 
 FILES = sorted((Path(__file__).parent / "negative").glob("*.py"))

@@ -1,15 +1,16 @@
 """
 FSDP settings outside of code: one module a dialect, tried in order, the catch-all last.
 
-`rewrite` handles a configuration file or a shell script; `report_python` and `mark_python` handle
-what a Python file says to Lightning, accelerate and transformers, beside the rules for code.
+`rewrite` handles a configuration file or a shell script. `beside` adds to a Python file's result
+what the file asks of Lightning, accelerate and transformers, which the rules for code leave alone.
 """
 
 from __future__ import annotations
 
 import ast
-import re
+from dataclasses import replace
 from pathlib import PurePath
+from types import ModuleType
 
 from fsdp_migrate.errors import SourceError
 from fsdp_migrate.rewrite.configs import (
@@ -17,45 +18,67 @@ from fsdp_migrate.rewrite.configs import (
     arguments,
     axolotl,
     lightning,
+    notebook,
     shell,
     torchtitan,
     transformers,
     unknown,
 )
 from fsdp_migrate.rewrite.configs.conversion import Conversion, Dialect
-from fsdp_migrate.rewrite.configs.document import parse
+from fsdp_migrate.rewrite.configs.document import MENTION, parse
 from fsdp_migrate.rewrite.configs.edits import MARKER, Edits
 from fsdp_migrate.rewrite.configs.imports import imported_names
 from fsdp_migrate.rewrite.options import Options
 from fsdp_migrate.rewrite.report import Result, Site
+from fsdp_migrate.rewrite.skips import Skips
 
 DIALECTS: tuple[Dialect, ...] = (accelerate, axolotl, transformers, unknown)
-SUFFIXES = (".yaml", ".yml", ".json", ".toml", *shell.SUFFIXES)
-MENTION = re.compile(
-    r"fsdp|sharding_strategy|data_parallel_(type|degree)|limit_all_gathers|backward_prefetch",
-    re.IGNORECASE,
-)
-SKIP_FILE = re.compile(r"^\s*#\s*fsdp-migrate:\s*skip-file\b", re.MULTILINE)
+RULES: dict[str, ModuleType] = {
+    module.RULE: module
+    for module in (
+        accelerate,
+        axolotl,
+        transformers,
+        torchtitan,
+        unknown,
+        shell,
+        lightning,
+        notebook,
+    )
+}
+SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".ipynb", *shell.SUFFIXES)
 
 
 def rewrite(path: str, text: str, options: Options) -> Result:
     """One configuration file or shell script. A file that cannot be read right is an error."""
-    unchanged = Result(path, text, text)
-    if not MENTION.search(text):
-        return unchanged
-    if SKIP_FILE.search(text):
-        return unchanged
+    if not MENTION.search(text) or Skips(text).whole_file:
+        return Result(path, text, text)
     try:
         after, sites = _rewrite(path, text, options)
     except SourceError as error:
         return Result(path, text, text, error=str(error))
-    return Result(path, text, after, tuple(sorted(sites, key=lambda site: site.line)))
+    return Result(path, text, after, _in_order(sites))
+
+
+def beside(result: Result, options: Options) -> Result:
+    """The result of a Python file with what it says to other libraries, reported and marked."""
+    found = report_python(result.path, result.before, options)
+    if not found:
+        return result
+    sites = _in_order([*result.sites, *found])
+    return replace(result, after=mark_python(result.after, options), sites=sites)
+
+
+def _in_order(sites: list[Site]) -> tuple[Site, ...]:
+    return tuple(sorted(sites, key=lambda site: site.line))
 
 
 def _rewrite(path: str, text: str, options: Options) -> tuple[str, list[Site]]:
     suffix = PurePath(path).suffix
     if suffix in shell.SUFFIXES:
         return text, shell.sites(text, path) if options.wants(shell.RULE) else []
+    if suffix == ".ipynb":
+        return text, notebook.sites(text, path) if options.wants(notebook.RULE) else []
     if suffix == ".toml":
         wanted = options.wants(torchtitan.RULE)
         return (torchtitan.rewrite(text, path) if wanted else None) or (text, [])
@@ -72,22 +95,25 @@ def _rewrite(path: str, text: str, options: Options) -> tuple[str, list[Site]]:
 
 def report_python(path: str, text: str, options: Options) -> list[Site]:
     """What a Python file asks of the libraries that wrap FSDP1. The text must parse."""
-    if not MENTION.search(text):
+    skips = Skips(text)
+    if not MENTION.search(text) or skips.whole_file:
         return []
     tree = ast.parse(text)
     names = imported_names(tree)
     found = [*lightning.sites(tree, names, path), *arguments.sites(tree, names, path)]
-    return sorted((s for s in found if options.wants(s.rule)), key=lambda site: site.line)
+    return [
+        site
+        for site in found
+        if options.wants(site.rule) and not skips.covers(site.line, site.line, site.rule)
+    ]
 
 
 def mark_python(text: str, options: Options) -> str:
     """The text with a marker and a sketch above each statement that makes a Lightning strategy."""
-    if not options.wants(lightning.RULE) or not MENTION.search(text):
-        return text
-    tree = ast.parse(text)
-    sites = lightning.sites(tree, imported_names(tree), "")
+    sites = [site for site in report_python("", text, options) if site.rule == lightning.RULE]
     lines = text.splitlines(keepends=True)
-    for statement in sorted(_statements(tree, {s.line for s in sites}), key=lambda s: -s.lineno):
+    statements = _statements(ast.parse(text), {site.line for site in sites})
+    for statement in sorted(statements, key=lambda s: -s.lineno):
         row = lines[statement.lineno - 1]
         indent = row[: len(row) - len(row.lstrip())]
         end = row[len(row.rstrip("\r\n")) :] or "\n"

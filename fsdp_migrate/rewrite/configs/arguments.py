@@ -66,7 +66,7 @@ def _constant(node: ast.expr | None) -> object:
 def _words(node: ast.List | ast.Tuple, path: str) -> list[Site]:
     """Command-line words in a list of strings, read as the shell would read them."""
     found: list[Site] = []
-    for item, following in zip(node.elts, [*node.elts[1:], None], strict=True):
+    for item, following in zip(node.elts, [*node.elts[1:], None], strict=False):
         word, value = _constant(item), _constant(following)
         if not isinstance(word, str) or not word.startswith(("--fsdp", "--use_fsdp")):
             continue

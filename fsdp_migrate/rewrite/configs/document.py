@@ -21,6 +21,10 @@ from fsdp_migrate.errors import Corrupt
 
 NULLS = ("", "null", "~", "none")
 TRUES = ("true", "yes", "on", "1")
+MENTION = re.compile(
+    r"fsdp|sharding_strategy|data_parallel_(type|degree)|limit_all_gathers|backward_prefetch",
+    re.IGNORECASE,
+)
 ALIAS = re.compile(r"\s*:\s*(\*[^\s,\]}]+)")
 
 
@@ -118,9 +122,11 @@ def parse(text: str, path: str) -> Mapping | None:
     source = text
     if path.endswith(".json"):
         try:
-            json.loads(text)
-        except ValueError as error:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise Corrupt(f"{path}: is not JSON: {error}") from None
+        if not any(MENTION.search(key) for key in _keys(value)):
+            return None  # data that only speaks of it, perhaps much of it
         source = text.replace("\t", " ")  # as good a blank to JSON, not to YAML
     try:
         documents = list(YAML(pure=True).compose_all(source))
@@ -128,3 +134,13 @@ def parse(text: str, path: str) -> Mapping | None:
         raise Corrupt(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
     nodes = [node for node in documents if isinstance(node, MappingNode)]
     return Mapping(nodes[0], text) if len(documents) == len(nodes) == 1 else None
+
+
+def _keys(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from value
+        for inner in value.values():
+            yield from _keys(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _keys(inner)

@@ -16,13 +16,17 @@ from fsdp_migrate.rewrite.rules.argument_prefetch import ForwardPrefetchArgument
 from fsdp_migrate.rewrite.rules.argument_sharding import ShardingStrategyArgument
 from fsdp_migrate.rewrite.rules.arguments import ArgumentRule
 from fsdp_migrate.rewrite.rules.clip_grad_norm import ClipGradNorm
+from fsdp_migrate.rewrite.rules.copied_model import CopiedModel
 from fsdp_migrate.rewrite.rules.cpu_offload import CpuOffloadArgument, CpuOffloadObject
 from fsdp_migrate.rewrite.rules.dual_path import DualPath
+from fsdp_migrate.rewrite.rules.eval_forward import EvalForward
 from fsdp_migrate.rewrite.rules.forward_method import ForwardMethod
 from fsdp_migrate.rewrite.rules.fsdp_modules import FsdpModules
+from fsdp_migrate.rewrite.rules.global_sizes import GlobalSizes
 from fsdp_migrate.rewrite.rules.grad_scaler import ShardedScaler
 from fsdp_migrate.rewrite.rules.internals import Internals
 from fsdp_migrate.rewrite.rules.leftovers import Leftovers
+from fsdp_migrate.rewrite.rules.local_state_dict import LocalStateDict
 from fsdp_migrate.rewrite.rules.mixed_precision import MixedPrecisionObject
 from fsdp_migrate.rewrite.rules.no_sync import NoSync
 from fsdp_migrate.rewrite.rules.old_checkpoint import OldCheckpoint
@@ -44,6 +48,7 @@ RULES: tuple[type[Rule], ...] = (
     WrapFactory,
     ActivationCheckpointing,
     OptimizerOrder,
+    CopiedModel,
     AutoWrapPolicy,
     MixedPrecisionArgument,
     CpuOffloadArgument,
@@ -57,6 +62,7 @@ RULES: tuple[type[Rule], ...] = (
     DroppedArgument,
     MixedPrecisionObject,
     CpuOffloadObject,
+    LocalStateDict,
     OldCheckpoint,
     StateDictContext,
     StickyStateDictType,
@@ -64,6 +70,8 @@ RULES: tuple[type[Rule], ...] = (
     StateDictCall,
     SummonFullParams,
     ForwardMethod,
+    EvalForward,
+    GlobalSizes,
     ClipGradNorm,
     NoSync,
     ShardedScaler,
@@ -74,6 +82,7 @@ RULES: tuple[type[Rule], ...] = (
     StrategyValue,
     Leftovers,
 )
+WRAPPING = 3  # the first rules decide whether the run's models move to FSDP2 at all
 ARGUMENT_RULES: tuple[type[ArgumentRule], ...] = tuple(
     rule for rule in RULES if issubclass(rule, ArgumentRule)
 )

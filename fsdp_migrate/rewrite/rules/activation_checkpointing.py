@@ -121,6 +121,9 @@ def _only_if(statement: cst.CSTNode, call: cst.Call) -> bool:
 
 def _wraps_apply(file: File, call: cst.Call) -> bool:
     """A function of this file that applies checkpointing to its first parameter."""
+    text = dotted(call.func)
+    if text is not None and file.project.checkpoints(text.split(".")[-1]):
+        return True
     for binding in file.values.bindings(call.func):
         function = binding.definition
         if isinstance(function, cst.FunctionDef) and function.params.params:

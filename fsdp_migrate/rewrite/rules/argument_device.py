@@ -70,6 +70,8 @@ class DeviceArgument(ArgumentRule):
             return "rewritten", "a mesh of CPU ranks"
         if file.sets_device or file.project.sets_device:
             return "rewritten", "dropped: the run sets the current device itself"
+        if file.device_is_set(at, file.tree.code(value)):
+            return "rewritten", "dropped: the current device is set above"
         if known == "cuda":
             into.setup.append(lambda: self._set(file, value, at))
         else:
@@ -92,6 +94,7 @@ class DeviceArgument(ArgumentRule):
         return f"{file.name('torch.cuda.set_device', at)}({file.render(value)})"
 
     def _guarded(self, file: File, value: cst.BaseExpression, at: cst.CSTNode) -> str:
-        device = f"{file.name('torch.device', at)}({file.render(value)})"
-        test = f'{device}.type == "cuda" and {device}.index is not None'
+        device = file.render(value)
+        test = f'getattr({device}, "type", "cuda") == "cuda"'
+        test += f' and getattr({device}, "index", 0) is not None'
         return f"if {test}:\n    {self._set(file, value, at)}"

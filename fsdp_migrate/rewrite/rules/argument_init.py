@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 
 from fsdp_migrate.rewrite import snippets
+from fsdp_migrate.rewrite.devices import device_type
 from fsdp_migrate.rewrite.file import File
 from fsdp_migrate.rewrite.options import State
 from fsdp_migrate.rewrite.rule import Example
@@ -13,6 +16,8 @@ from fsdp_migrate.rewrite.units import only_return
 from fsdp_migrate.rewrite.values import argument as argument_of
 from fsdp_migrate.rewrite.values import is_none, truth
 from fsdp_migrate.rewrite.wrap import Argument, Translation, Undecided
+
+_META = re.compile(r"""device\(["']meta["']|device=["']meta["']|init_empty_weights|deferred_init""")
 
 
 class InitArgument(ArgumentRule):
@@ -77,17 +82,18 @@ class InitArgument(ArgumentRule):
             inner = "\n".join(f"    {text}" for text in line.split("\n"))
             return f"if {file.render(value)}:\n{inner}"
 
-        translation.before.append(keep)
-        translation.after.append(give)
+        given = translation.value("param_init_fn")
+        translation.synced = always and (given is None or is_none(given))
+        translation.before.insert(0, keep)
+        translation.after.insert(0, give)
         return "rewritten", "rank 0's weights are given to every rank after sharding"
 
     @staticmethod
     def _init(value: cst.BaseExpression, translation: Translation) -> tuple[State, str]:
         file = translation.file
         synced = translation.value("sync_module_states")
-        if synced is not None and truth(synced) is not False:
-            if not _only_makes_memory(file, value):
-                raise Undecided("param_init_fn with sync_module_states: which weights are meant?")
+        is_synced = synced is not None and truth(synced) is not False
+        if is_synced and _only_makes_memory(file, value):
             return "rewritten", "meta tensors get memory after sharding, then rank 0's values"
         translation.init = lambda: file.render(value)
         return "rewritten", "run on each unit before it is sharded, in FSDP1's order"
@@ -96,17 +102,23 @@ class InitArgument(ArgumentRule):
     def _device(translation: Translation, file: File) -> str:
         """The device on which meta tensors become real, or "" when none are."""
         value = translation.value("param_init_fn")
-        if value is None or is_none(value):
+        if value is None or is_none(value) or not _only_makes_memory(file, value):
             return ""
-        call = next((node for node in walk(value) if _is_to_empty(node)), None)
-        if call is None:
-            function = file.values.bindings(value)[0].definition
-            assert function is not None
-            call = next(node for node in walk(function) if _is_to_empty(node))
-        assert isinstance(call, cst.Call)
+        call = _to_empty_call(file, value)
         given = argument_of(call, "device", 0)
         device = file.render(given.value) if given else '"cuda"'
         return _on_cpu_if_offloaded(device, translation, file)
+
+
+def _to_empty_call(file: File, value: cst.BaseExpression) -> cst.Call:
+    """The `to_empty(...)` of a function that only makes memory."""
+    if isinstance(value, cst.IfExp):
+        value = value.orelse if is_none(value.body) else value.body
+    plain = file.values.only(value)
+    found = file.values.bindings(plain)
+    holder = plain if isinstance(plain, cst.Lambda) else found[0].definition
+    assert holder is not None
+    return next(node for node in walk(holder) if isinstance(node, cst.Call) and _is_to_empty(node))
 
 
 def _on_cpu_if_offloaded(device: str, translation: Translation, file: File) -> str:
@@ -161,3 +173,30 @@ def _only_makes_memory(file: File, value: cst.BaseExpression) -> bool:
         node for node in walk(function.body) if isinstance(node, cst.Assign | cst.For | cst.If)
     ]
     return len(calls) == 1 and _is_to_empty(calls[0]) and not others
+
+
+def initialise_meta(translation: Translation) -> None:
+    """
+    A model on the meta device without a `param_init_fn`: FSDP1 called `reset_parameters()`.
+
+    Only where the code around the call speaks of the meta device; a model with real weights is
+    not touched by the helper.
+    """
+    file, at = translation.file, translation.at
+    given = translation.value("param_init_fn")
+    synced = translation.value("sync_module_states")
+    if (given is not None and not is_none(given)) or translation.init is not None:
+        return
+    if synced is not None and truth(synced) is not False:
+        return
+    scope = file.tree.function(at) or file.tree.module
+    if _META.search(file.tree.module.code_for_node(scope)) is None:
+        return
+    device = translation.value("device_id")
+
+    def text() -> str:
+        helper = snippets.reset_module(file)
+        where = file.render(device) if device is not None else device_type(file, translation)
+        return f"lambda module: {helper}(module, {where})"
+
+    translation.init = text

@@ -13,7 +13,7 @@ from fsdp_migrate.rewrite.rule import Example
 from fsdp_migrate.rewrite.rules.arguments import ArgumentRule, translate
 from fsdp_migrate.rewrite.tree import walk
 from fsdp_migrate.rewrite.values import truth
-from fsdp_migrate.rewrite.wrap import Argument, Translation, Undecided, keyword_texts
+from fsdp_migrate.rewrite.wrap import Argument, Step, Translation, Undecided, keyword_texts
 
 _POLICY = "auto_wrap_policy"
 
@@ -74,10 +74,20 @@ class KeywordDict(ArgumentRule):
         """The translation of a dict in a variable, made once however often it is used."""
         found = KeywordVariable(file, value)
         key = id(found.made)
+        if key in file.spoilt:
+            raise Undecided("the dict is shared with a call that is left as it is")
         if key not in file.keyword_dicts:
             file.keyword_dicts[key] = found.translate()
         translation: Translation = file.keyword_dicts[key]
         return translation
+
+
+def literal_of(file: File, value: cst.BaseExpression) -> cst.CSTNode | None:
+    """The dict literal behind a `**` argument, if it can be followed."""
+    try:
+        return KeywordVariable(file, value).made
+    except Undecided:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +111,7 @@ class KeywordVariable:
         self.value = value
         self.stores: list[Store] = []
         self.elsewhere = False
-        self.made = self._literal(value, depth=3)
+        self.made = self._literal(value, depth=8)
 
     def _literal(self, value: cst.BaseExpression, depth: int) -> cst.Call | cst.Dict:
         """Follow variables and functions of this file to the dict literal they give."""
@@ -162,7 +172,7 @@ class KeywordVariable:
         stores = []
         for use in file.values.reads(value):
             above = tree.parent(use)
-            if isinstance(above, cst.Return) or (
+            if (self.elsewhere and isinstance(above, cst.Return)) or (
                 isinstance(above, cst.Arg) and above.star == "**" and _takes(file, above)
             ):
                 continue
@@ -211,6 +221,15 @@ class KeywordVariable:
             translation.keywords.append(("policy", policy))
         translation.helper = "shard_by_policy"
 
+    def _if_stored(self, key: str | None, step: Step) -> Step:
+        """`step`, for where the entry was put into the dict."""
+
+        def guarded(model: str) -> str:
+            inner = "\n".join(f"    {line}" for line in step(model).split("\n"))
+            return f'if "{key}" in {self.file.render(self.value)}:\n{inner}'
+
+        return guarded
+
     @staticmethod
     def _closed(translation: Translation) -> None:
         """Steps of a dict made elsewhere may only name what means the same everywhere."""
@@ -225,8 +244,10 @@ class KeywordVariable:
         if inner.units is not None:
             keywords.append(("policy", inner.units.policy))
         fixed = any(key is None for key, _ in keywords)
-        if inner.before or inner.after or inner.init or fixed:
+        if inner.before or inner.init or fixed or (inner.after and self.elsewhere):
             raise Undecided(f"{store.name} is put into the dict by a statement of its own")
+        for step in inner.after:
+            translation.after.append(self._if_stored(keywords[0][0], step))
         subscript = statement.targets[0].target
         assert isinstance(subscript, cst.Subscript)
         translation.outcomes.extend(inner.outcomes)
@@ -294,6 +315,7 @@ def _merge(inner: Translation, outer: Translation) -> None:
     outer.unit_keywords.extend(inner.unit_keywords)
     outer.units = outer.units or inner.units
     outer.init = outer.init or inner.init
+    outer.synced = outer.synced or inner.synced
     outer.helper = outer.helper or inner.helper
     reported = {id(outcome) for outcome in outer.outcomes}
     outer.outcomes.extend(one for one in inner.outcomes if id(one) not in reported)

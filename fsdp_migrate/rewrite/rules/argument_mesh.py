@@ -110,11 +110,17 @@ class MeshArgument(ArgumentRule):
 
             def one() -> str:
                 mesh = file.name(_MESH, at)
-                kind = device_type(file, translation, at)
+                kind = device_type(file, translation)
                 return f"{mesh}.from_group({file.render(value)}, {kind})"
 
             translation.mesh = one
             return "rewritten", "a mesh made of the same group"
+
+        if not file.options.unsafe:
+            raise Undecided(
+                "a pair of process groups: build a 2-D mesh of the same ranks, or use --unsafe"
+                " to take consecutive ranks as the shard groups"
+            )
 
         def two() -> str:
             if pair and plain is value:
@@ -124,7 +130,7 @@ class MeshArgument(ArgumentRule):
                 shard, replicate = (f"{file.render(value)}[{place}]" for place in (0, 1))
             size = file.name("torch.distributed.get_world_size", at)
             ranks = f"{file.name('torch.arange', at)}({size}()).view(-1, {size}({shard}))"
-            passed = [f"[{replicate}, {shard}]", device_type(file, translation, at)]
+            passed = [f"[{replicate}, {shard}]", device_type(file, translation)]
             passed += [f"mesh={ranks}", _NAMES]
             return file.call(f"{file.name(_MESH, at)}.from_group", passed, at)
 

@@ -94,11 +94,11 @@ class ShardingStrategyArgument(ArgumentRule):
 
     @staticmethod
     def _by_name(value: cst.BaseExpression, translation: Translation) -> tuple[State, str]:
-        file, at = translation.file, translation.at
+        file = translation.file
 
         def made(mesh: Make | None) -> str:
             helper = snippets.sharding_arguments(file)
-            passed = [file.render(value), device_type(file, translation, at)]
+            passed = [file.render(value), device_type(file, translation)]
             if mesh is not None:
                 passed.append(f"mesh={mesh()}")
             return f"{helper}({', '.join(passed)})"
@@ -122,7 +122,7 @@ def _make_mesh(member: str, translation: Translation) -> None:
         local = local_size(file, translation, at)
         shape = f"({world}, 1)" if member == "NO_SHARD" else f"({world} // {local}, {local})"
         init = file.name("torch.distributed.device_mesh.init_device_mesh", at)
-        kind = device_type(file, translation, at)
+        kind = device_type(file, translation)
         names = 'mesh_dim_names=("replicate", "shard")'
         name = file.needs.local("mesh", at)
         return f"{name} = " + file.call(init, [kind, shape, names], at)

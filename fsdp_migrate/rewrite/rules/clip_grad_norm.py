@@ -6,6 +6,7 @@ from fsdp_migrate.rewrite.file import File
 from fsdp_migrate.rewrite.names import dotted
 from fsdp_migrate.rewrite.rule import Example, Rule
 from fsdp_migrate.rewrite.state_dict_modes import arguments
+from fsdp_migrate.rewrite.tree import walk
 from fsdp_migrate.rewrite.values import argument
 from fsdp_migrate.rewrite.wrap import Undecided
 
@@ -59,11 +60,12 @@ class ClipGradNorm(Rule):
             return True
         if not file.has_fsdp or not call.args or file.qualified(func):
             return False
-        receiver = dotted(func.value) or ""
+        if dotted(func.value) == "self" and self_defines(file, func):
+            return False
         first = call.args[0]
         by_name = first.keyword.value if first.keyword else None
         passes_parameters = by_name == "parameters" or "param" in file.tree.code(first.value)
-        return "model" in receiver.lower() and not passes_parameters
+        return not passes_parameters
 
     @staticmethod
     def _method(file: File, call: cst.Call, func: cst.Attribute) -> None:
@@ -97,14 +99,14 @@ class ClipGradNorm(Rule):
             return
         if not file.models.is_model(inner.value) or not file.open(call):
             return
-        used = not isinstance(file.tree.parent(call), cst.Expr)
-        grown = isinstance(file.tree.parent(call), cst.Attribute)
-        if used and not (grown and file.tree.parent(call).attr.value == "full_tensor"):  # type: ignore[union-attr]
-
-            def text() -> str:
-                passed = [file.render(arg).rstrip().rstrip(",") for arg in call.args]
-                return f"{file.render(call.func)}({', '.join(passed)}).full_tensor()"
-
-            file.edits.replace(call, text)
-        message = "clips by the global norm now; under FSDP1 it was each rank's part"
+        message = "clips by the global norm, a DTensor; FSDP1 clipped by each rank's part"
         file.differs(call, "torch.nn.utils.clip_grad_norm_", message)
+
+
+def self_defines(file: File, func: cst.Attribute) -> bool:
+    """Whether `self.name` is a method of the class around."""
+    holder = file.tree.nearest(func, cst.ClassDef)
+    return holder is not None and any(
+        isinstance(node, cst.FunctionDef) and node.name.value == func.attr.value
+        for node in walk(holder)
+    )

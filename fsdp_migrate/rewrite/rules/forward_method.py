@@ -35,11 +35,11 @@ class ForwardMethod(Rule):
     )
 
     def decide(self, file: File) -> None:
-        if not file.wraps:
+        if not file.is_fsdp1:
             return
         for call in file.tree.all(cst.Call):
             func = call.func
-            if not isinstance(func, cst.Attribute) or not computes(file, func.attr.value):
+            if not isinstance(func, cst.Attribute):
                 continue
             model = func.value
             while isinstance(model, cst.Attribute) and model.attr.value in (
@@ -47,9 +47,14 @@ class ForwardMethod(Rule):
                 "_fsdp_wrapped_module",
             ):
                 model = model.value
-            if not file.models.is_model(model) or not file.open(call):
+            if not file.models.is_model(model) or not computes(file, func.attr.value):
+                continue
+            if not file.open(call):
                 continue
             if method_of(file, call, file.tree.code(model)):
-                register(file, model, call)
                 what = f".{func.attr.value}()"
-                file.rewritten(call, what, "registered, so that FSDP2 gathers around it")
+                if register(file, model, call):
+                    file.rewritten(call, what, "registered, so that FSDP2 gathers around it")
+                else:
+                    message = f'call register_fsdp_forward_method(model, "{func.attr.value}")'
+                    file.todo(call, what, f"{message} where the model is sharded")

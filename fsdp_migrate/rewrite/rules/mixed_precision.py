@@ -41,7 +41,10 @@ class MixedPrecisionObject(Rule):
             after="""
                 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-                bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+                bf16 = MixedPrecisionPolicy(
+                    param_dtype=torch.bfloat16,
+                    reduce_dtype=torch.float32,
+                )
             """,
         ),
     )
@@ -63,19 +66,25 @@ class MixedPrecisionObject(Rule):
         ):
             raise Undecided("keep_low_precision_grads: FSDP2 always casts gradients back")
         kept: list[str] = [name for name in ("param_dtype", "reduce_dtype") if name in given]
-        if truth(given.get("cast_forward_inputs")) is None and "cast_forward_inputs" in given:
+        root = truth(given.get("cast_root_forward_inputs"))
+        if root is False and truth(given.get("cast_forward_inputs")) is not True:
+            given["cast_forward_inputs"] = given["cast_root_forward_inputs"]
+            kept.append("cast_forward_inputs")
+        elif truth(given.get("cast_forward_inputs")) is None and "cast_forward_inputs" in given:
             kept.append("cast_forward_inputs")
         node = use.node
 
         def text() -> str:
             name = file.fsdp2("MixedPrecisionPolicy", node)
             values = [f"{field}={file.render(given[field])}" for field in kept]
-            return f"{name}({', '.join(values)})"
+            return file.call(name, values, call)
 
         file.edits.replace(call, text)
         buffers = given.get("buffer_dtype")
         if buffers is not None and not is_none(buffers):
             message = f"buffer_dtype={file.tree.code(buffers)} dropped: buffers keep their dtype"
+            if id(call) in file.casts_buffers:
+                message = "floating buffers are cast after sharding; checkpoints hold them so"
             file.differs(node, use.api, message)
         else:
             file.rewritten(node, use.api, "MixedPrecisionPolicy with the same dtypes")

@@ -220,13 +220,9 @@ class OptimizerState(Rule):
         target = dotted(statement.targets[0].target)
         if target is None or len(statement.targets) != 1:
             raise Undecided("the result must go straight into optimizer.load_state_dict")
-        block = file.tree.block(statement)
-        for later in block[block.index(statement) + 1 :]:
-            for node in walk(later):
-                if not isinstance(node, cst.Call) or not _is_load(node) or not node.args:
-                    continue
-                if dotted(node.args[0].value) == target and isinstance(later, cst.Expr):
-                    return node, later
+        found = _load_below(file, statement, target)
+        if found is not None:
+            return found
         raise Undecided("where the result is loaded cannot be seen; load it in the same block")
 
     @staticmethod
@@ -242,9 +238,33 @@ class OptimizerState(Rule):
             if outer is not None:
                 file.covered(outer)
             return
-        file.edits.remove(file.tree.statement(call))
-        file.edits.replace_statement(statement, lambda: [text()])
+        # Where branches make the dict, each loads its own, and the one load below them goes.
+        apart = file.tree.block(statement) != file.tree.block(file.tree.statement(call))
+        kept, gone = file.tree.statement(call), statement
+        if not apart:
+            kept, gone = gone, kept
+        file.edits.replace_statement(kept, lambda: [text()])
+        if not file.edits.is_rebuilt(gone):
+            file.edits.remove(gone)
         file.covered(outer)  # type: ignore[arg-type]
+
+
+def _load_below(
+    file: File, statement: cst.CSTNode, target: str
+) -> tuple[cst.Call, cst.CSTNode] | None:
+    """The statement that loads what `statement` made: below it, or below the `if` around it."""
+    while True:
+        block = file.tree.block(statement)
+        for later in block[block.index(statement) + 1 :]:
+            for node in walk(later):
+                if not isinstance(node, cst.Call) or not _is_load(node) or not node.args:
+                    continue
+                if dotted(node.args[0].value) == target and isinstance(later, cst.Expr):
+                    return node, later
+        around = file.tree.nearest(statement, cst.If)
+        if around is None or file.tree.function(around) is not file.tree.function(statement):
+            return None
+        statement = file.edits.anchor(around)
 
 
 def _is_load(call: cst.Call) -> bool:

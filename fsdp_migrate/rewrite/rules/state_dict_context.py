@@ -58,6 +58,8 @@ class StateDictContext(Rule):
 
     def _context(self, file: File, use: Use) -> None:
         item = file.tree.parent(use.call) if use.call is not None else None
+        choice = item if isinstance(item, cst.IfExp) and _or_nothing(file, item) else None
+        item = file.tree.parent(choice) if choice is not None else item
         block = file.tree.parent(item) if item is not None else None
         if (
             use.call is None
@@ -74,14 +76,19 @@ class StateDictContext(Rule):
                 file.values.consume(node)
                 file.cover_below(node)
         file.unwrap(block, item)
+        if choice is not None:
+            file.values.consume(choice)
+            message = "the calls in the block do the same without FSDP, on rank 0 if offloaded"
+            file.differs(use.node, use.api, message)
+            return
         file.rewritten(use.node, use.api, "each call in the block names its own kind")
 
     @staticmethod
     def _check_body(file: File, block: cst.With) -> None:
         """Raise Undecided unless the block's state dict calls are all in sight."""
         found = False
-        item = next(one.item for one in block.items if isinstance(one.item, cst.Call))
-        assert isinstance(item, cst.Call)
+        item = file.modes.entered(block)
+        assert item is not None
         model = model_of(item)
         text = file.tree.code(model) if model is not None else ""
         for node in walk(block.body):
@@ -111,3 +118,9 @@ def _may_ask(file: File, call: cst.Call, model: str) -> bool:
     if isinstance(call.func, cst.Attribute) and file.tree.code(call.func.value) == model:
         return call.func.attr.value in ("save_pretrained",) and "state_dict" not in keywords
     return model in passed and "state_dict" not in keywords
+
+
+def _or_nothing(file: File, choice: cst.IfExp) -> bool:
+    """`state_dict_type(...) if cond else nullcontext()`: the calls inside suit both."""
+    sides = (choice.body, choice.orelse)
+    return any(file.is_call(side, "contextlib.nullcontext") for side in sides)

@@ -10,9 +10,9 @@ from fsdp_migrate.rewrite.wrap import Undecided
 
 class StrategyValue(Rule):
     """
-    A `ShardingStrategy` that travels (in a config, a dict, a variable) goes by its name.
+    A `ShardingStrategy` or `StateDictType` that travels (in a config, a dict) goes by its name.
 
-    FSDP2 has no such enum. Members become strings of the same name, look-ups by name become the
+    FSDP2 has no such enums. Members become strings of the same name, look-ups by name become the
     name itself, and the wrap asks a helper what the name means. Unknown names are an error
     there, as they were for the enum.
     """
@@ -49,7 +49,7 @@ class StrategyValue(Rule):
         if left and not file.strategy_by_name:
             return  # a call that is left as it is may still take the enum
         for use in list(file.all_uses):
-            if use.api.name != "ShardingStrategy" or not file.open(use.node):
+            if use.api.name not in self._enums(file) or not file.open(use.node):
                 continue
             try:
                 message = self._one(file, use)
@@ -57,6 +57,11 @@ class StrategyValue(Rule):
                 file.todo(use.node, use.api, str(reason))
                 continue
             file.rewritten(use.node, use.api, message)
+
+    @staticmethod
+    def _enums(file: File) -> tuple[str, ...]:
+        """StateDictType too, once no call that is left can still be given one."""
+        return ("ShardingStrategy",) if file.modes.left else ("ShardingStrategy", "StateDictType")
 
     def _one(self, file: File, use: Use) -> str:
         above = file.tree.parent(use.node)
@@ -80,14 +85,14 @@ class StrategyValue(Rule):
         if _in_annotation(file, use.node):
             file.edits.replace(use.node, lambda: "str")
             return "a name"
-        raise Undecided("FSDP2 has no enum of strategies; use their names")
+        raise Undecided("FSDP2 has no such enum; use the names")
 
     @staticmethod
     def _member(file: File, use: Use, above: cst.CSTNode | None) -> str:
         name = use.api.member
         if isinstance(above, cst.Attribute):
             if above.attr.value != "name":
-                raise Undecided("FSDP2 has no enum of strategies; use their names")
+                raise Undecided("FSDP2 has no such enum; use the names")
             file.edits.replace(above, lambda: f'"{name}"')
             return "the name itself"
         if isinstance(above, cst.ComparisonTarget) and isinstance(
@@ -95,7 +100,7 @@ class StrategyValue(Rule):
         ):
             raise Undecided("names are compared with ==, not `is`")
         if str(name).startswith("__"):
-            raise Undecided("FSDP2 has no enum of strategies; use their names")
+            raise Undecided("FSDP2 has no such enum; use the names")
         file.edits.replace(use.node, lambda: f'"{name}"')
         return "its name"
 

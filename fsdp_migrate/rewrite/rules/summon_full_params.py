@@ -66,8 +66,9 @@ class SummonFullParams(Rule):
         scope = block if isinstance(block, cst.With) else file.tree.function(call)
         calls = computing_calls(file, scope, model) if scope is not None else []
         if calls:
-            for one in calls:
-                register(file, model, one)
+            registered = [register(file, model, one) for one in calls]
+            if not all(registered):
+                raise Undecided("register the methods called inside where the model is sharded")
             if isinstance(block, cst.With) and isinstance(item, cst.WithItem):
                 file.unwrap(block, item)
             else:

@@ -9,6 +9,11 @@ from fsdp_migrate.rewrite.file import File, Use
 from fsdp_migrate.rewrite.names import dotted, string_value
 from fsdp_migrate.rewrite.rule import Example, Rule
 
+_TYPES = {
+    api.FSDP: "FSDPModule",
+    "MixedPrecision": "MixedPrecisionPolicy",
+    "CPUOffload": "OffloadPolicy",
+}
 _CHECKS = ("isinstance", "issubclass")
 _WITHIN = (cst.Tuple, cst.Element, cst.Arg, cst.BinaryOperation, cst.Index)
 
@@ -41,11 +46,14 @@ class ModelType(Rule):
     )
 
     def decide(self, file: File) -> None:
-        for use in list(file.uses(api.FSDP)):
-            if use.call is None and self._is_type(file, use):
+        for use in list(file.all_uses):
+            new = _TYPES.get(use.api.name)
+            if new is None or use.api.member or use.call or not self._is_type(file, use):
+                continue
+            if file.open(use.node):
                 node = use.node
-                file.edits.replace(node, lambda node=node: file.fsdp2("FSDPModule", node))  # type: ignore[misc]
-                file.rewritten(node, use.api, "FSDPModule")
+                file.edits.replace(node, lambda node=node, new=new: file.fsdp2(new, node))  # type: ignore[misc]
+                file.rewritten(node, use.api, new)
         for string in file.tree.all(cst.SimpleString):
             self._string(file, string)
 
@@ -73,17 +81,23 @@ class ModelType(Rule):
         text = string_value(string) or ""
         for word in set(re.findall(r"[A-Za-z_][A-Za-z_0-9]*", text)):
             found = file.names.lookup(word, string)
-            origins = {file.project.origin(one.qualified) for one in found if one.qualified}
-            if len(origins) == 1 and api.find(origins.pop()) == api.Api(api.FSDP):
+            origins = {
+                file.project.origin(one.qualified, file.path) for one in found if one.qualified
+            }
+            known = api.find(origins.pop()) if len(origins) == 1 else None
+            type_name = _TYPES.get(known.name) if known and not known.member else None
+            if type_name is not None:
                 if not file.open(string):
                     return
-                new = re.sub(rf"\b{word}\b", "FSDPModule", string.value)
+                new = re.sub(rf"\b{word}\b", type_name, string.value)
                 statement = file.tree.statement(string)
 
-                def made(new: str = new, statement: cst.CSTNode = statement) -> str:
-                    file.fsdp2("FSDPModule", statement)
+                def made(
+                    new: str = new, name: str = type_name, statement: cst.CSTNode = statement
+                ) -> str:
+                    file.fsdp2(name, statement)
                     return new
 
                 file.edits.replace(string, made)
-                file.rewritten(string, api.FSDP, "FSDPModule, in a string annotation")
+                file.rewritten(string, word, f"{type_name}, in a string annotation")
                 return

@@ -41,6 +41,8 @@ class Unwrapping(Rule):
     )
 
     def decide(self, file: File) -> None:
+        if not file.is_fsdp1:
+            return
         for node in file.tree.all(cst.Attribute):
             name = node.attr.value
             if name not in ("module", _INNER) or file.qualified(node):

@@ -9,8 +9,10 @@ from fsdp_migrate.rewrite.edits import Piece
 from fsdp_migrate.rewrite.file import File, Use, Wrapped, call_text, shifted
 from fsdp_migrate.rewrite.names import dotted
 from fsdp_migrate.rewrite.rule import Example, Rule
+from fsdp_migrate.rewrite.rules.argument_init import initialise_meta
+from fsdp_migrate.rewrite.rules.argument_kwargs import literal_of
 from fsdp_migrate.rewrite.rules.arguments import report, translate
-from fsdp_migrate.rewrite.tree import SCOPES
+from fsdp_migrate.rewrite.units import renamed
 from fsdp_migrate.rewrite.wrap import (
     Argument,
     Translation,
@@ -18,8 +20,6 @@ from fsdp_migrate.rewrite.wrap import (
     call_arguments,
     keyword_texts,
 )
-
-_CONDITIONAL = (cst.IfExp, cst.BooleanOperation)
 
 
 class WrapCall(Rule):
@@ -65,14 +65,34 @@ class WrapCall(Rule):
     )
 
     def decide(self, file: File) -> None:
+        start = file.copy_state()
+        while not self._decide_all(file):
+            file.restore(start)
+
+    def _decide_all(self, file: File) -> bool:
+        """False when a dict turned out to be shared with a call that has to be left."""
+        file.left.clear()
         for use in list(file.uses(api.FSDP)):
             if use.call is not None:
                 self._decide(file, use, use.call)
-        if not file.wraps:
-            for node in file.left:
-                file.keep_values(node)
+        shared = {
+            id(made)
+            for call in file.left
+            for arg in call.args
+            if arg.star == "**" and (made := literal_of(file, arg.value)) is not None
+        }
+        fresh = (shared & set(file.keyword_dicts)) - file.spoilt
+        file.spoilt |= fresh
+        if fresh:
+            return False
+        used = {id(leaf) for one in file.wraps for leaf in file.leaves_of(one.call)}
+        for call in file.left:
+            file.keep_values(call, used)
+        return True
 
-    def _decide(self, file: File, use: Use, call: cst.Call) -> None:
+    @staticmethod
+    def _decide(file: File, use: Use, call: cst.Call) -> None:
+        before = file.copy_state()
         try:
             arguments = list(call_arguments(call))
             module = next((one for one in arguments if one.name == "module"), None)
@@ -80,10 +100,10 @@ class WrapCall(Rule):
                 raise Undecided("which module is wrapped cannot be seen here")
             rest = [one for one in arguments if one.name != "module"]
             translation = translate(file, rest, call)
-            if translation.init and translation.units and not translation.units.predicate:
-                raise Undecided("param_init_fn with a policy that is not a plain condition")
+            initialise_meta(translation)
             Writer(file, call, module, translation).edit()
         except Undecided as reason:
+            file.restore(before)
             file.todo(use.node, use.api, str(reason))
             file.cover_below(call)
             file.left.append(call)
@@ -105,33 +125,44 @@ class Writer:
         self.statement = file.tree.statement(call)
         names = {self._target(), file.tree.code(module.value) if dotted(module.value) else None}
         known = tuple(sorted(name for name in names if name))
-        file.wraps.append(Wrapped(self.statement, call, known, translation))
+        self.placeable = file.runs_once(call)
+        wrapped = Wrapped(self.statement, call, known, translation, self.placeable, self)
+        file.wraps.append(wrapped)
 
     def edit(self) -> None:
         edits = self.file.edits
-        if not self._unconditional():
+        if not self.placeable:
+            self._only_expression()
             edits.replace(self.call, self._expression)
-        elif isinstance(self.statement, cst.Assign | cst.AnnAssign | cst.Return | cst.Expr) and (
-            self.statement.value is self.call
-        ):
+            for make in self.translation.setup:
+                edits.before(self.statement, make)
+        elif self.file.is_whole(self.call):
             edits.replace_statement(self.statement, self._whole_statement)
         else:
-            edits.before(self.statement, lambda: "\n".join(self._lines(self._fresh())))
-            edits.replace(self.call, lambda: self._root(self._fresh()))
-            self._no_after()
+            edits.before(self.statement, self._lines_before)
+            edits.replace(self.call, self._in_place)
         self._consume()
 
-    def _unconditional(self) -> bool:
-        """Whether the call runs exactly once when its (simple) statement runs."""
-        if not isinstance(self.statement, cst.BaseSmallStatement):
-            return False
-        inside = self.file.tree.ancestors(self.call)
-        for above in inside:
-            if above is self.statement:
-                return True
-            if isinstance(above, (*SCOPES, *_CONDITIONAL)):
-                return False
-        return True
+    def _only_expression(self) -> None:
+        """Raise Undecided if the call needs statements around it that have no place."""
+        translation = self.translation
+        steps = bool(translation.before or translation.after or translation.init)
+        steps = steps and not translation.only_synced
+        lazy = self.file.tree.nearest(self.call, cst.Lambda) is not None
+        if steps or (lazy and self.translation.setup):
+            raise Undecided("the arguments need statements around the call: make it one itself")
+
+    def _lines_before(self) -> str:
+        """Everything but the call's value, for a call inside a larger statement."""
+        model = self._fresh()
+        lines = self._lines(model)
+        if self.translation.after:
+            lines += [self._root(model), *(step(model) for step in self.translation.after)]
+        return "\n".join(lines) if lines else ""
+
+    def _in_place(self) -> str:
+        model = self._fresh()
+        return model if self.translation.after else self._root(model)
 
     def _consume(self) -> None:
         units = self.translation.units
@@ -156,6 +187,13 @@ class Writer:
         same = target == model or isinstance(self.statement, cst.Expr)
         lines.append(root if same else f"{self._targets()} = {root}")
         return [*lines, *(step(model) for step in self.translation.after)]
+
+    def shard_copy(self, name: str) -> list[str]:
+        """The same sharding for a copy of the model."""
+        original = self._target() or self._fresh()
+        lines = [renamed(line, original, name) for line in self._unit_lines(name)]
+        after = [step(name) for step in self.translation.after]
+        return [*lines, self._root(name), *after]
 
     def _target(self) -> str | None:
         """The one plain name that the statement assigns to."""
@@ -189,7 +227,7 @@ class Writer:
             lines.append(f"{model} = {self.file.render(self.module)}")
         lines += [make() for make in self.translation.setup]
         lines += [step(model) for step in self.translation.before]
-        if self.translation.init is not None:
+        if self.translation.init is not None and not self._by_policy():
             return lines
         if self._shared():
             name = self.file.needs.local("fsdp_kwargs", self.call)
@@ -201,10 +239,12 @@ class Writer:
         if units is None:
             return []
         shard = self.file.fsdp2("fully_shard", self.call)
-        keywords = [*self._passed(), *keyword_texts([*self.translation.unit_keywords])]
+        keywords = [*self._passed(), *keyword_texts(self.translation.unit_keywords)]
         if units.predicate is None:
-            helper = snippets.shard_by_policy(self.file)
+            helper = snippets.shard_by_policy(self.file, init=self.translation.init is not None)
             passed = [model, units.policy(), *keywords]
+            if self.translation.init is not None:
+                passed.insert(2, f"init_fn={self.translation.init()}")
             lines = [self._format(helper, passed)]
         else:
             variable = self.file.needs.local("module", self.call, avoid=model)
@@ -221,11 +261,23 @@ class Writer:
         return ["\n".join(lines)]
 
     def _root(self, model: str) -> str:
-        if self.translation.init is not None:
+        if self.translation.init is not None and not self._by_policy():
             return self._from_meta(model)
         if self.translation.helper is not None:
             return self._through_helper(model)
-        return self._format(self.file.fsdp2("fully_shard", self.call), [model, *self._passed()])
+        if self.translation.init is not None:
+            return self._root_from_meta(model)
+        own = keyword_texts(self.translation.root_keywords)
+        shard = self.file.fsdp2("fully_shard", self.call)
+        return self._format(shard, [model, *self._passed(), *own])
+
+    def _root_from_meta(self, model: str) -> str:
+        """The units are sharded already, each after its init; what is left is the root's own."""
+        init = self.translation.init
+        assert init is not None
+        helper = snippets.shard_from_meta(self.file)
+        own = keyword_texts(self.translation.root_keywords)
+        return self._format(helper, [model, "None", init(), *self._passed(), *own])
 
     def _through_helper(self, model: str) -> str:
         if self.translation.helper == "shard_units":
@@ -233,6 +285,11 @@ class Writer:
             return self._format(helper, [model, *self._keywords()])
         helper = snippets.shard_by_policy(self.file)
         return self._format(helper, [model, *self._keywords(), "root=True"])
+
+    def _by_policy(self) -> bool:
+        """Whether a helper walks the model by a policy that is not a plain condition."""
+        units = self.translation.units
+        return units is not None and units.predicate is None
 
     def _from_meta(self, model: str) -> str:
         init = self.translation.init
@@ -266,28 +323,28 @@ class Writer:
 
     def _expression(self) -> str:
         """The call where no statement can be put: a helper does the loop."""
-        self._no_steps()
         model = self.file.render(self.module)
         units = self.translation.units
         keywords = self._keywords()
         if units is None:
-            return self._root(model)
+            return self._synced(self._root(model))
         if units.condition is not None or units.predicate is None:
             helper = snippets.shard_by_policy(self.file)
             policy = units.policy()
             if units.condition is not None:
                 policy = f"{policy} if {units.condition()} else None"
-            return self._format(helper, [model, policy, *keywords, "root=True"])
+            made = self._format(helper, [model, policy, *keywords, "root=True"])
+            return self._synced(made)
         helper = snippets.shard_units(self.file)
         test = f"lambda module: {units.predicate('module')}"
-        return self._format(helper, [model, test, *keywords])
+        return self._synced(self._format(helper, [model, test, *keywords]))
 
-    def _no_steps(self) -> None:
-        assert not self.translation.before and not self.translation.after
-
-    def _no_after(self) -> None:
-        if self.translation.after:
-            raise Undecided("statements must follow the sharding; assign the wrapped model first")
+    def _synced(self, call: str) -> str:
+        """`shard(model, ...)` by way of the helper that copies rank 0's weights, if asked for."""
+        if not self.translation.only_synced:
+            return call
+        function, rest = call.split("(", 1)
+        return f"{snippets.shard_from_rank0(self.file)}({function}, {rest}"
 
     def _format(self, function: str, arguments: list[str], deeper: int = 0) -> str:
         indentation = self.file.indentation(self.call) + 4 * deeper

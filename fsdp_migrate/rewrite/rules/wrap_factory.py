@@ -9,6 +9,7 @@ from fsdp_migrate.rewrite.file import File, Use
 from fsdp_migrate.rewrite.rule import Example, Rule
 from fsdp_migrate.rewrite.rules.arguments import report, translate
 from fsdp_migrate.rewrite.wrap import (
+    PARAMETERS,
     Argument,
     Make,
     Translation,
@@ -64,10 +65,9 @@ class WrapFactory(Rule):
 
     def decide(self, file: File) -> None:
         for use in list(file.all_uses):
-            if use.call is not None and use.api.name == "enable_wrap" and file.open(use.node):
-                self._attempt(file, use, use.call, self._enable)
-            elif use.call is not None and use.api.name == "wrap" and file.open(use.node):
-                self._attempt(file, use, use.call, self._wrap)
+            if use.api.name == "enable_wrap" and use.call and _is_fsdp1(file, use.call):
+                if file.open(use.node):
+                    self._attempt(file, use, use.call, self._enable)
             elif use.api == api.Api(api.FSDP) and use.call is None:
                 above = file.tree.parent(use.node)
                 call = file.tree.parent(above) if isinstance(above, cst.Arg) else None
@@ -75,15 +75,27 @@ class WrapFactory(Rule):
                     continue
                 if file.is_call(call, "functools.partial") and file.open(use.node):
                     self._attempt(file, use, call, self._partial)
+        left = any(str(file.api(call.func)) == "enable_wrap" for call in file.left)
+        for use in list(file.all_uses):
+            if use.api.name == "wrap" and use.call and _is_fsdp1(file, use.call):
+                if left:
+                    file.skipped(use.node, "waits for enable_wrap, which is left", use.api)
+                elif file.open(use.node):
+                    self._attempt(file, use, use.call, self._wrap)
 
     @staticmethod
     def _attempt(file: File, use: Use, call: cst.Call, decide: Decide) -> None:
+        before = file.copy_state()
         try:
             message = decide(file, call)
         except Undecided as reason:
+            file.restore(before)
             file.todo(use.node, use.api, str(reason))
             file.cover_below(call)
+            file.left.append(call)
+            file.keep_values(call)
             return
+        file.factories += 1
         file.rewritten(use.node, use.api, message)
 
     @staticmethod
@@ -99,6 +111,9 @@ class WrapFactory(Rule):
 
         def text() -> str:
             target, keywords = _target(file, translation, call)
+            if translation.only_synced:
+                partial = file.name("functools.partial", call)
+                target, keywords = f"{partial}({target}, {keywords[0]})", keywords[1:]
             return file.call(file.render(call.func), [f"wrapper_cls={target}", *keywords], call)
 
         _apply(file, call, translation, text)
@@ -141,6 +156,20 @@ class WrapFactory(Rule):
         return "a partial of fully_shard"
 
 
+def _is_fsdp1(file: File, call: cst.Call) -> bool:
+    """Whether anything in the call is FSDP1's: the wrapper, an argument name, a second wrap."""
+    for arg in call.args:
+        name = arg.keyword.value if arg.keyword else None
+        if name in PARAMETERS or arg.star == "**":
+            return True
+        if name == "wrapper_cls" and not str(file.qualified(arg.value)).endswith(".fully_shard"):
+            return True
+        inner = arg.value
+        if isinstance(inner, cst.Call) and str(file.api(inner.func)) == "wrap":
+            return True
+    return False
+
+
 def _named(arg: cst.Arg) -> Argument:
     if arg.star == "**":
         return Argument("**", arg.value, arg)
@@ -150,12 +179,20 @@ def _named(arg: cst.Arg) -> Argument:
 
 
 def _no_steps(translation: Translation) -> None:
-    if translation.before or translation.after or translation.init:
+    steps = translation.before or translation.after or translation.init
+    if steps and not translation.only_synced:
         raise Undecided("initialisation and prefetch arguments need statements around each call")
 
 
 def _target(file: File, translation: Translation, at: cst.Call) -> tuple[str, Sequence[str]]:
-    """What is called in FSDP's place, and its keyword arguments."""
+    """What is called in FSDP's place, and its further arguments."""
+    target, keywords = _sharder(file, translation, at)
+    if translation.only_synced:
+        return snippets.shard_from_rank0(file), [target, *keywords]
+    return target, keywords
+
+
+def _sharder(file: File, translation: Translation, at: cst.Call) -> tuple[str, Sequence[str]]:
     keywords = keyword_texts(translation.all_keywords())
     units = translation.units
     if translation.helper == "shard_by_policy":

@@ -1,7 +1,7 @@
 """
-Root forwards: a hash of what the model is given, and of the random state it starts from.
+Training forwards: a hash of what the model is given, and of the random state it starts from.
 
-FSDP manages blocks inside the root too, so a forward counts only when no managed module is already
+FSDP manages blocks inside the model too, so a forward counts only when no managed module is already
 running, and not when activation checkpointing runs one again inside a backward.
 """
 
@@ -84,10 +84,18 @@ class _Watch:
         session.reach()
         session.first_forward(module)
         self._forget_inner(module)
-        # A block that is called by itself is given activations, which may differ by a rounding.
         whole = any(module is root for root in session.models.roots)
+        # Generation calls the model, or in FSDP1 its blocks, as often as each version needs.
+        if not torch.is_grad_enabled() or not (whole or self._stands_alone(module)):
+            return
+        # A block that is called by itself is given activations, which may differ by a rounding.
         session.step.inputs.append(digest((args, kwargs), floats=whole))
         session.step.random.append(random_state(session.device))
+
+    def _stands_alone(self, module: nn.Module) -> bool:
+        """Whether FSDP manages blocks of the model only, and not the model."""
+        root = next(r for r in self.session.models.roots if any(m is module for m in r.modules()))
+        return not is_managed(root)
 
     def _leave(self, *_: Any) -> None:
         self.depth -= 1

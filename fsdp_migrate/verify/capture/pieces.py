@@ -40,7 +40,8 @@ class Block:
         plain = [i for i, p in enumerate(spec.placements) if not hasattr(p, "split_factor")]
         strided = [i for i, p in enumerate(spec.placements) if hasattr(p, "split_factor")]
         for dim in plain + strided[::-1]:
-            if (placement := spec.placements[dim]).is_shard():
+            placement = spec.placements[dim]
+            if hasattr(placement, "dim"):  # Shard; _StridedShard denies to be one
                 rows = torch.chunk(chosen[placement.dim], spec.mesh.size(dim))
                 mine = coordinate[dim]
                 empty = chosen[placement.dim][:0]

@@ -79,7 +79,7 @@ class Slurm:
         log = _log(job) if inside else job.folder / "sbatch.log"
         command = ["bash"] if inside else ["sbatch", "--parsable", "--wait"]
         try:
-            code = run_group([*command, str(script)], environment(), log)
+            code = run_group([*command, str(script)], environment(), log) or 0
         except BaseException:
             _cancel(job, inside)
             raise

@@ -12,7 +12,6 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +34,7 @@ class Torchrun:
         """Whether the endpoint is on this node."""
         return self.endpoint is None or is_here(self.endpoint)
 
-    def command(
-        self, job: Job, *, python: str = sys.executable, extra: Sequence[str] = ()
-    ) -> list[str]:
+    def command(self, job: Job, *, python: str = sys.executable, hosting: str = "") -> list[str]:
         meeting = self.endpoint or "localhost:0"
         return [
             python,
@@ -50,7 +47,7 @@ class Torchrun:
             f"--rdzv-endpoint={meeting}",
             # The second launch must not meet what is left of the first.
             f"--rdzv-id={self.run_id}-{job.folder.name}",
-            *extra,
+            f"--rdzv-conf=join_timeout={self.wait:.0f},timeout={self.wait:.0f}{hosting}",
             "-m",
             "fsdp_migrate.verify.worker",
             str(job.file),
@@ -63,13 +60,13 @@ class Torchrun:
         return "\n".join([*lines, shlex.join(self.command(job, python="python")), ""])
 
     def run(self, job: Job) -> None:
-        log, extra = job.folder / "torchrun.log", []
+        log, hosting = job.folder / "torchrun.log", ""
         if job.nnodes > 1:
             log = job.folder / f"torchrun-{socket.gethostname()}.log"
             # Said, rather than guessed by torchrun from the names that this node goes by.
-            extra = [f"--rdzv-conf=is_host={int(self.leads)}"]
-        command = self.command(job, extra=extra)
-        code = run_group(command, environment(), log, started=job.started, patience=self.wait)
+            hosting = f",is_host={int(self.leads)}"
+        command = self.command(job, hosting=hosting)
+        code = run_group(command, environment(), log, job.started, self.wait)
         if code != 0:
             why = f"exit code {code}" if code else f"none had started after {self.wait:g} s"
             raise Unsupported(
