@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from fsdp_migrate.errors import Unsupported
-from fsdp_migrate.verify.bench import flops, outcome, peaks, tensor_parallel
+from fsdp_migrate.verify.bench import chart, flops, outcome, peaks, tensor_parallel
 from fsdp_migrate.verify.bench.blocks import blocks_of, freeze_first_half
 from fsdp_migrate.verify.bench.models import model_of
 from fsdp_migrate.verify.bench.row import Ranks
@@ -209,3 +211,23 @@ def test_the_first_half_is_frozen_in_the_model_s_own_order(tmp_path: Path) -> No
     trained = {n for n, p in model.named_parameters() if p.requires_grad}
     assert frozen == {"m", "0"}  # model.embed_tokens, layers.0
     assert {"model.norm.weight", "lm_head.weight"} <= trained
+
+
+def test_the_chart_keeps_the_place_of_a_row_that_did_not_run(tmp_path: Path) -> None:
+    """With its reason instead of a bar; and a GPU's memory is told as allocated and reserved."""
+    ran = replace(REFERENCE, peak_allocated=2 << 30, peak_reserved=3 << 30, host_rss=None)
+    outcomes = [
+        outcome.Outcome(hsdp.ROW, "cannot run", "needs more ranks; see some/log"),
+        outcome.Outcome(fsdp1.ROW, "ran", figures=ran),
+    ]
+    drawn = table(setup(factory="m:f", device="cuda"), outcomes, None)
+    speed, memory = Figure().subplots(1, 2)
+    chart._speed(speed, drawn)
+    chart._memory(memory, drawn)
+    chart.draw(drawn, tmp_path / "bench.png")
+
+    said = {text.get_text().strip(): text.get_position()[1] for text in speed.texts}
+    assert said["cannot run: needs more ranks"] == 0
+    assert said["1  1.00x"] == 1
+    assert [text.get_text().strip() for text in memory.texts] == ["2.00 / 3.00"]
+    assert (tmp_path / "bench.png").stat().st_size > 5000

@@ -32,7 +32,8 @@ def draw(table: Table, file: Path) -> None:
     _speed(speed, table)
     _memory(memory, table)
     speed.set_yticks(range(len(table.lines)), [line.title for line in table.lines])
-    speed.invert_yaxis()
+    # Set, not found: a row without a bar must keep its place. The first row is on top.
+    speed.set_ylim(len(table.lines) - 0.4, -0.9)
     try:
         figure.savefig(file, dpi=120)
     except OSError as error:
@@ -46,7 +47,7 @@ def _speed(axes: Axes, table: Table) -> None:
     if reference is not None and reference.tokens_per_second_per_gpu is not None:
         level = reference.tokens_per_second_per_gpu
         axes.axvline(level, color=REFERENCE, ls="--", lw=1, zorder=0)
-        axes.text(level, -0.6, "FSDP1", color=REFERENCE, ha="center", fontsize=8)
+        axes.text(level, -0.65, " FSDP1", color=REFERENCE, va="center", fontsize=8)
     for place, line in enumerate(table.lines):
         speed = line.tokens_per_second_per_gpu
         if speed is None:
@@ -57,7 +58,7 @@ def _speed(axes: Axes, table: Table) -> None:
         low, high = tokens / line.step_q3, tokens / line.step_q1
         axes.barh(place, speed, color=SPEED, xerr=[[speed - low], [high - speed]], ecolor="black")
         axes.text(max(speed, high), place, f"  {_label(line)}", va="center", fontsize=9)
-    axes.margins(x=0.25)
+    axes.margins(x=0.45)  # for the labels at the ends of the bars
     axes.set_xlim(left=0)
 
 
@@ -71,12 +72,14 @@ def _memory(axes: Axes, table: Table) -> None:
         if used is not None:
             axes.barh(place, used / GIB, color=MEMORY, label="allocated", height=0.5)
             end = max(used, line.peak_reserved or 0) / GIB
-            axes.text(end, place, f" {used / GIB:.2f}", va="center", fontsize=9)
+            parts = [used] if line.peak_reserved is None else [used, line.peak_reserved]
+            label = " / ".join(f"{part / GIB:.2f}" for part in parts)
+            axes.text(end, place, f" {label}", va="center", fontsize=9)
     if on_gpu:
         handles, labels = axes.get_legend_handles_labels()
         once = dict(zip(labels, handles, strict=True))
-        axes.legend(once.values(), once.keys(), loc="lower right")
-    axes.margins(x=0.2)
+        axes.legend(once.values(), once.keys(), loc="upper right", ncols=2, fontsize=8)
+    axes.margins(x=0.35)
     axes.set_xlim(left=0)
 
 
@@ -90,5 +93,5 @@ def _label(line: Line) -> str:
 
 
 def _short(line: Line) -> str:
-    text = f"{line.status}: {line.reason}"
+    text = f"{line.status}: {line.reason.partition('; see ')[0]}"
     return text if len(text) <= 80 else text[:77] + "..."
