@@ -18,14 +18,16 @@ from pathlib import Path
 from fsdp_migrate.verify.launchers.torchrun import Torchrun, environment
 from fsdp_migrate.verify.trial import Job, Trial
 
-WARM_UP, STEPS = 3, 12
+WARM_UP, STEPS = 2, 8
 SCRIPT = f"""
 import json, os, sys, time, torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-blocks = [torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 512))
-          for _ in range(4)]
+def block():
+    wide, narrow = torch.nn.Linear(512, 2048), torch.nn.Linear(2048, 512)
+    return torch.nn.Sequential(wide, torch.nn.GELU(), narrow)
+blocks = [block() for _ in range(3)]
 model = torch.nn.Sequential(*blocks)
 for block in blocks:
     fully_shard(block)
@@ -34,7 +36,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 seconds = []
 for step in range({WARM_UP + STEPS}):
     begun = time.perf_counter()
-    model(torch.randn(1024, 512)).square().mean().backward()
+    model(torch.randn(512, 512)).square().mean().backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
