@@ -34,7 +34,9 @@ TELLING_FIRST = ("out of memory", "cannot run", "failed")
 def server(setup: Setup) -> ForkServerContext:
     """Where ranks are forked from; it starts with the first row and ends with this process."""
     context = get_context("forkserver")
-    heavy = ["transformers.models.auto.modeling_auto"] if setup.hf_config is not None else []
+    # Any model of transformers brings in most of what these two do.
+    models = ("auto.modeling_auto", "llama.modeling_llama") if setup.hf_config is not None else ()
+    heavy = [f"transformers.models.{name}" for name in models]
     context.set_forkserver_preload([rank.__name__, "torch._dynamo", *heavy])
     return context
 
