@@ -157,12 +157,12 @@ class Models:
         function = self.file.tree.nearest(param, cst.FunctionDef)
         if function is None:
             return False
-        if any(self.is_model(value) for value in self._passed(function, param)):
+        if any(self.is_model(value) for value in self.passed(function, param)):
             return True
         called, position = self._called_as(function, param)
         return self.file.project.takes_model(called, position, param.name.value)
 
-    def _passed(self, function: cst.FunctionDef, param: cst.Param) -> list[cst.BaseExpression]:
+    def passed(self, function: cst.FunctionDef, param: cst.Param) -> list[cst.BaseExpression]:
         """What the calls of `function` in this file pass for `param`."""
         called, position = self._called_as(function, param)
         name = param.name.value

@@ -27,13 +27,7 @@ def shard_units(file: File) -> str:
         file,
         "shard_units",
         f'''
-        def _tensor_home(file: File) -> str:
-    """Where DTensor lives; its home became public with torch 2.5."""
-    old = file.options.target_torch < (2, 5)
-    return "torch.distributed._tensor" if old else "torch.distributed.tensor"
-
-
-def shard_units(model, is_unit, **fsdp_kwargs):
+        def shard_units(model, is_unit, **fsdp_kwargs):
             """fully_shard the submodules that `is_unit` picks, children first, then the model."""
             for module in reversed(list(model.modules())):
                 if module is not model and is_unit(module):

@@ -117,6 +117,7 @@ class KeywordVariable:
         self.value = value
         self.stores: list[Store] = []
         self.elsewhere = False
+        self.takers: set[str] = set()  # functions of this file that are handed the dict
         self.made = self._literal(value, depth=8)
 
     def _literal(self, value: cst.BaseExpression, depth: int) -> cst.Call | cst.Dict:
@@ -133,10 +134,26 @@ class KeywordVariable:
             self.elsewhere = True
             return self._literal(self._returned(value), depth - 1)
         bindings = self.file.values.bindings(value)
+        if len(bindings) == 1 and isinstance(bindings[0].definition, cst.Param):
+            return self._literal(self._handed(value, bindings[0].definition), depth - 1)
         if len(bindings) != 1 or bindings[0].value is None or bindings[0].index is not None:
             raise unknown
         self.stores += self._uses(value)
         return self._literal(bindings[0].value, depth - 1)
+
+    def _handed(self, value: cst.BaseExpression, param: cst.Param) -> cst.BaseExpression:
+        """What the one call of a function in this file passes for a parameter."""
+        tree, name = self.file.tree, param.name.value
+        function = tree.function(param)
+        starred = function is not None and function.params.star_kwarg is param
+        passed = self.file.models.passed(function, param) if function and not starred else []
+        exported = self.file.project.exported(self.file.path)
+        if function is None or len(passed) != 1 or function.name.value in exported:
+            raise Undecided(f"which arguments **{name} holds cannot be seen here")
+        self.elsewhere = True
+        self.takers.add(function.name.value)
+        self.stores += self._uses(value)
+        return passed[0]
 
     def _returned(self, call: cst.Call) -> cst.BaseExpression:
         tree = self.file.tree
@@ -178,6 +195,8 @@ class KeywordVariable:
         stores = []
         for use in file.values.reads(value):
             above = tree.parent(use)
+            if self._is_handed_on(above):
+                continue
             if (self.elsewhere and isinstance(above, cst.Return)) or (
                 isinstance(above, cst.Arg) and above.star == "**" and _takes(file, above)
             ):
@@ -187,6 +206,13 @@ class KeywordVariable:
                 continue
             raise Undecided(f"{text} is also used where it cannot be followed")
         return stores
+
+    def _is_handed_on(self, above: cst.CSTNode | None) -> bool:
+        """Whether a read passes the dict to a function that was followed here."""
+        call = self.file.tree.parent(above) if isinstance(above, cst.Arg) else None
+        if not isinstance(above, cst.Arg) or above.star or not isinstance(call, cst.Call):
+            return False
+        return (dotted(call.func) or "").split(".")[-1] in self.takers
 
     def translate(self) -> Translation:
         entries = list(_entries(self.made))

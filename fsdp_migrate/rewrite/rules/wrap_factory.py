@@ -8,6 +8,7 @@ from fsdp_migrate.rewrite import api, snippets
 from fsdp_migrate.rewrite.file import File, Use
 from fsdp_migrate.rewrite.rule import Example, Rule
 from fsdp_migrate.rewrite.rules.arguments import report, translate
+from fsdp_migrate.rewrite.tree import walk
 from fsdp_migrate.rewrite.undecided import Undecided
 from fsdp_migrate.rewrite.wrap import (
     PARAMETERS,
@@ -162,7 +163,11 @@ def _is_fsdp1(file: File, call: cst.Call) -> bool:
         name = arg.keyword.value if arg.keyword else None
         if name in PARAMETERS or arg.star == "**":
             return True
-        if name == "wrapper_cls" and not str(file.qualified(arg.value)).endswith(".fully_shard"):
+        if name == "wrapper_cls" and any(
+            str(file.api(node)) == api.FSDP
+            for leaf in file.values.leaves(arg.value)
+            for node in walk(leaf)
+        ):
             return True
         inner = arg.value
         if isinstance(inner, cst.Call) and str(file.api(inner.func)) == "wrap":
