@@ -30,10 +30,10 @@ def run(code: str, *arguments: str | Path) -> str:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A FULL_STATE_DICT file of 256 MB, model and optimizer; written by torch."""
     generator = torch.Generator().manual_seed(0)
-    words = torch.randint(-(2**62), 2**62, (4 * MB,), generator=generator)
-    model = {f"layers.{n}.weight": words.view(torch.bfloat16).view(4096, 4096) + n for n in (0, 1)}
+    words = torch.randint(-(2**62), 2**62, (8 * MB,), generator=generator)
+    model = {f"layers.{n}.weight": words.view(torch.bfloat16).view(4096, 8192) + n for n in (0, 1)}
     state = {
-        name: {"step": torch.tensor(3.0), "exp_avg": words.view(torch.float32).view(2048, 4096)}
+        name: {"step": torch.tensor(3.0), "exp_avg": words.view(torch.float32).view(2048, 8192)}
         for name in model
     }
     model |= {"small.weight": torch.arange(5.0)}
