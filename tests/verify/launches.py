@@ -30,11 +30,13 @@ class Run:
     first: bool = False  # a baseline: with controls
     modes: tuple[str, ...] = ("exact",)
     steps: int = 4
+    lifted: bool = True  # once more in fp32, where the script is not
 
     def trials(self, folder: Path) -> list[Trial]:
         side = Side(self.script, self.args)
         experiment = Experiment(side, side, folder, self.steps, modes=self.modes)
-        return list(experiment.jobs()[0 if self.first else 1].trials)
+        trials = experiment.jobs()[0 if self.first else 1].trials
+        return [trial for trial in trials if self.lifted or not trial.fp32]
 
 
 class Bench:

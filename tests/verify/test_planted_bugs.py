@@ -51,7 +51,8 @@ def _runs(scripts: Path, checkpoint: Path) -> Iterator[Run]:
         for bug in BUGS:
             if precision == "bf16" or not bug.bf16_only:
                 script = bug.plant(scripts)
-                yield Run(label(bug.name, (), precision), script, (*real(bug.args), *extra))
+                args = (*real(bug.args), *extra)
+                yield Run(label(bug.name, (), precision), script, args, lifted=False)
 
 
 def label(name: str, args: tuple[str, ...], precision: str) -> str:
