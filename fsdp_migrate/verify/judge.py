@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from fsdp_migrate.verify.checks import FOUNDATIONS, exact, kernels, native
+from fsdp_migrate.verify.checks import FOUNDATIONS, exact, first_step, kernels, native
 from fsdp_migrate.verify.trial import Trace
 from fsdp_migrate.verify.verdict import Finding, Kind, Pair, Parity, Point, Series, Verdict
 from fsdp_migrate.verify.wholes import gradients, loss, total
@@ -71,9 +71,29 @@ class _Judgement:
             bitwise = False
             if reason := kernels.why_not_exact(pair):
                 self.notes.append(f"equal bits are not to be expected: {reason}")
+            elif self._is_rounding(pair):
+                self.notes.append(
+                    f"exact mode is not equal to the bit, by a rounding that the script makes "
+                    f"itself (a norm it adds up by hand, perhaps): {finding.message}"
+                )
             else:
                 return False, finding
         return bitwise, None
+
+    def _is_rounding(self, pair: Pair) -> bool:
+        """
+        Whether what separates the runs is a sum of the script's own, made in another order.
+
+        Told in fp32, where a bug stands thousands of times above the noise: gradients equal before
+        anything is done to them, and the rest inside the measured envelope.
+        """
+        lifted = [other for other in self.pairs if other.exact and other.fp32]
+        if not lifted:
+            return False
+        return all(
+            one.controls and first_step.equal_gradients(one) and native.check(one) is None
+            for one in {pair.name: pair, lifted[0].name: lifted[0]}.values()
+        )
 
     def _pass(self, bitwise: bool, exacts: Sequence[Pair]) -> Verdict:
         steps = self.pairs[0].before.steps

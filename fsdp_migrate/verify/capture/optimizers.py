@@ -27,6 +27,8 @@ def install(session: Session) -> None:
     def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if _builds_state():
             return
+        if not session.models.roots and not session.optimizers:
+            session.without_fsdp()
         if not any(optimizer is known for known in session.optimizers):
             session.optimizers.append(optimizer)
             session.recorder.emit("optimizer", **vars(_describe(session, optimizer)))

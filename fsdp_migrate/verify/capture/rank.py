@@ -96,6 +96,7 @@ def _seed(seed: int) -> None:
 
 def _run_script(session: Session) -> int:
     script = session.trial.script
+    _catch_exits(session)
     sys.argv = [str(script), *session.trial.args]
     sys.path.insert(0, str(script.parent))
     try:
@@ -110,6 +111,18 @@ def _run_script(session: Session) -> int:
         session.recorder.emit("error", text=f"{type(error).__name__}: {error}")
         return 1
     return 0
+
+
+def _catch_exits(session: Session) -> None:
+    """A script may end itself with `os._exit`; its forked data loader workers do, too."""
+    leave, mine = os._exit, os.getpid()
+
+    def ends(status: int) -> NoReturn:
+        if os.getpid() == mine and status == 0:
+            session.finish("script")
+        leave(status)
+
+    os._exit = ends
 
 
 def _leave() -> NoReturn:

@@ -96,6 +96,11 @@ class Session:
             act(root)
         self.recorder.emit("model", **dataclasses.asdict(self._model(root)))
 
+    def without_fsdp(self) -> None:
+        """No model that FSDP manages ran before the first step: say what there is instead."""
+        nothing = Model(census([]), {}, {}, ())
+        self.recorder.emit("model", **dataclasses.asdict(nothing))
+
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         if optimizer is not self.optimizers[0]:
             return

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import nn, serialization
 
 from fsdp_migrate.verify.capture.fingerprint import CHUNK
 from fsdp_migrate.verify.capture.pieces import local_of
@@ -29,7 +29,7 @@ def install_keeper(session: Session, folder: Path) -> None:
                 kept[piece.name] = (piece.block.shape, torch.cat(list(where)), run)
         buffers = {n: local_of(b).detach().cpu().clone() for n, b in session.models.buffers(root)}
         label = len(session.models.roots)
-        torch.save(
+        serialization.save(  # torch.save itself is moved to the scratch folder (`saves`)
             {"params": kept, "buffers": buffers, "random": _random(session.device)},
             folder / f"start{label}-rank{session.rank}.pt",
         )
@@ -41,7 +41,9 @@ def install_replay(session: Session, folder: Path) -> None:
     def replay(root: nn.Module) -> None:
         label = len(session.models.roots)
         files = sorted(folder.glob(f"start{label}-rank*.pt"))
-        saved = {file.stem.rpartition("rank")[2]: torch.load(file, mmap=True) for file in files}
+        saved = {
+            file.stem.rpartition("rank")[2]: serialization.load(file, mmap=True) for file in files
+        }
         if not saved:
             raise RuntimeError(f"--same-init: the first run left no weights of its model {label}")
         for piece in session.models.pieces_of(root):

@@ -85,6 +85,12 @@ def _norms(pair: Pair, which: str) -> Finding | None:
     )
 
 
+def equal_gradients(pair: Pair) -> bool:
+    """Whether step 0's gradients agree, to fp64 rounding, before they are clipped."""
+    was, now = (total(gradients(trace, 0, "raw")) for trace in (pair.before, pair.after))
+    return was is not None and now is not None and abs(was - now) <= 1e-12 * was
+
+
 def norm_tolerance(pair: Pair) -> float:
     """Looser where sums may be made in another order in a low precision."""
     return max(NORM_FP32 if pair.fp32 else NORM_LOW, kernels.order_noise(pair))

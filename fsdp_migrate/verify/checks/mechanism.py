@@ -6,6 +6,7 @@ Runs that prove nothing (no steps, no FSDP) are INCONCLUSIVE; a training set up 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +41,13 @@ def _vacuous(pair: Pair) -> Finding | None:
             return _inconclusive(f"the {which} run made no optimizer step")
         if not any(step.losses for rank in trace.ranks for step in rank.steps):
             return _inconclusive(f"the {which} run never called backward on a loss")
+    for index in range(pair.before.steps):
+        for rank in pair.before.ranks:
+            if not all(map(math.isfinite, rank.steps[index].losses)):
+                return _inconclusive(
+                    f"the first run's loss is not finite at step {index} on rank {rank.rank}: "
+                    "from there on anything equals anything"
+                )
     return None
 
 
