@@ -1,5 +1,6 @@
 """What every rank imports, loaded once in the process that ranks are forked from."""
 
+import torch._dynamo  # the first optimizer asks for it: most of what a tiny run would cost
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
 import torch.distributed.tensor
