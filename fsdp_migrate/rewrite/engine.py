@@ -8,7 +8,6 @@ for uses), apply (all edits at once, imports last). Nothing is executed.
 from __future__ import annotations
 
 import ast
-import re
 import warnings
 from pathlib import Path
 
@@ -25,15 +24,20 @@ from fsdp_migrate.rewrite.report import Result
 from fsdp_migrate.rewrite.rules import ARGUMENT_RULES, RULES, WRAPPING
 from fsdp_migrate.rewrite.tree import Tree
 
-_INTERESTING = re.compile(
-    r"fsdp|FullyShardedDataParallel|\.clip_grad_norm_\(|\.no_sync\b|apply_activation_checkpointing",
-    re.IGNORECASE,
+_SIGNS = (
+    "fsdp",
+    "fullysharded",
+    "fully_sharded",
+    ".clip_grad_norm_(",
+    ".no_sync",
+    "apply_activation_checkpointing",
 )
 
 
 def interesting(text: str) -> bool:
     """Whether a file may hold anything to do; decided on its text, before it is parsed."""
-    return _INTERESTING.search(text) is not None
+    lower = text.lower()
+    return any(sign in lower for sign in _SIGNS)
 
 
 def parse(text: str, path: str) -> Parsed:
@@ -105,10 +109,10 @@ def decide_wraps(parsed: Parsed, options: Options, project: Project) -> tuple[in
 def _apply(file: File) -> str:
     if not file.edits:
         return file.text
-    before = references(file.tree, file.names)
+    uses = references(file.tree, file.names)
     module = file.edits.apply()
     kept = Kept(file.path, file.project.exported(file.path))
-    after = settle(module, file.needs, before, kept).code
+    after = settle(module, file.needs, uses, kept).code
     _check(after)
     return after
 

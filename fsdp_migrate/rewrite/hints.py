@@ -12,7 +12,7 @@ import sys
 
 _BUFFERS = re.compile(r"register_buffer|BatchNorm|InstanceNorm|\bBuffer\(|SpectralNorm|weight_norm")
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+([A-Za-z_]\w*)", re.MULTILINE)
-_CLASS = re.compile(r"^class\s+(\w+)\b.*?(?=^class\s|\Z)", re.MULTILINE | re.DOTALL)
+_CLASS = re.compile(r"^class\s+(\w+)", re.MULTILINE)
 _FORWARD = re.compile(r"def forward\(\s*self\s*,?([^)]*)\)")
 # Where no model comes from: a file that imports only these defines its own, or gets it passed.
 _NO_MODELS = frozenset(sys.stdlib_module_names) | {
@@ -52,9 +52,13 @@ def model_homes(text: str) -> frozenset[str]:
 
 def forward_inputs(text: str) -> dict[str, int]:
     """The number of inputs (beside self) of the `forward` of each class."""
+    if "def forward(" not in text:
+        return {}
     found = {}
-    for one in _CLASS.finditer(text):
-        forward = _FORWARD.search(one.group(0))
+    starts = [*_CLASS.finditer(text)]
+    ends = [*(one.start() for one in starts[1:]), len(text)]
+    for one, end in zip(starts, ends, strict=True):
+        forward = _FORWARD.search(text, one.end(), end)
         if forward is not None:
             inputs = [part for part in forward.group(1).split(",") if part.strip()]
             found[one.group(1)] = len(inputs)

@@ -16,7 +16,7 @@ from fsdp_migrate.rewrite import api
 from fsdp_migrate.rewrite.edits import Edits
 from fsdp_migrate.rewrite.names import Names, bound_name, dotted, string_value
 from fsdp_migrate.rewrite.needs import Needs, Wanted
-from fsdp_migrate.rewrite.tree import Tree, walk
+from fsdp_migrate.rewrite.tree import Tree, children, walk
 
 _WIDTH = 88
 _LONGEST = 200  # no annotation or name in a string is longer
@@ -30,8 +30,62 @@ class Kept:
     exported: frozenset[str]
 
 
-def references(tree: Tree, names: Names) -> set[tuple[int, str]]:
-    """Every (import statement, local name) that code, `__all__` or an annotation refers to."""
+Reference = tuple[int, str]  # (id of an import statement, local name)
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """What the code of a file, its `__all__` and its annotations refer to, before any edit."""
+
+    tree: Tree
+    names: Names
+    spoken: list[tuple[cst.CSTNode, str]]
+
+    def before(self) -> set[Reference]:
+        return self._of(self.spoken)
+
+    def after(self, module: cst.Module) -> set[Reference]:
+        """
+        The same once edits are applied: what stands in untouched parts, and whatever a new part
+        names, by the name alone.
+        """
+        untouched, new = self._parts(module)
+        kept = [
+            (node, text)
+            for node, text in self.spoken
+            if id(node) in untouched
+            or any(id(above) in untouched for above in self.tree.ancestors(node))
+        ]
+        found = self._of(kept)
+        for scope_name, statement in self.names.import_statements():
+            if scope_name in new:
+                found.add((id(statement), scope_name))
+        return found
+
+    def _of(self, spoken: list[tuple[cst.CSTNode, str]]) -> set[Reference]:
+        lookup = self.names.lookup
+        return {(id(one.node), text) for node, text in spoken for one in lookup(text, node)}
+
+    def _parts(self, module: cst.Module) -> tuple[set[int], set[str]]:
+        """The ids of the largest untouched parts, and the words of all new ones."""
+        untouched: set[int] = set()
+        new: set[str] = set()
+        stack: list[cst.CSTNode] = [module]
+        while stack:
+            node = stack.pop()
+            if id(node) in self.tree.order and node is not self.tree.module:
+                untouched.add(id(node))
+            elif isinstance(node, cst.Name):
+                new.add(node.value)
+            elif isinstance(node, cst.SimpleString):
+                new.update(_words(string_value(node) or ""))
+            else:
+                stack.extend(children(node))
+        return untouched, new
+
+
+def references(tree: Tree, names: Names) -> References:
+    """Every use of an imported name."""
     imported = {name for name, _ in names.import_bindings()}
     spoken: list[tuple[cst.CSTNode, str]] = [
         (node, node.value)
@@ -42,17 +96,14 @@ def references(tree: Tree, names: Names) -> set[tuple[int, str]]:
         if len(string.value) < _LONGEST and _speaks_of_names(tree, string):
             words = _words(string_value(string) or "")
             spoken += [(string, word) for word in words if word in imported]
-    return {(id(one.node), text) for node, text in spoken for one in names.lookup(text, node)}
+    return References(tree, names, spoken)
 
 
-def settle(
-    module: cst.Module, needs: Needs, before: set[tuple[int, str]], kept: Kept
-) -> cst.Module:
+def settle(module: cst.Module, needs: Needs, uses: References, kept: Kept) -> cst.Module:
     """Take out imports that lost their last use, put in what is needed, add the snippets."""
-    tree = Tree(module)
-    names = Names(tree)
+    tree = Tree(module, shallow=True)
     edits = Edits(tree)
-    after = references(tree, names)
+    before, after = uses.before(), uses.after(module)
     _join_existing(tree, needs)
     statements: list[cst.Import | cst.ImportFrom] = [
         node for node in tree.nodes if isinstance(node, cst.Import | cst.ImportFrom)

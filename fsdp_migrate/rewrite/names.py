@@ -92,6 +92,16 @@ class Names:
             ]
         return self._imports
 
+    def import_statements(self) -> list[tuple[str, cst.CSTNode]]:
+        """(local name, import statement) of everything the file imports."""
+        return [
+            (name, binding.node)
+            for scope in self._scopes.values()
+            for name, bindings in scope.bindings.items()
+            for binding in bindings
+            if binding.qualified
+        ]
+
     def scope(self, node: cst.CSTNode) -> Scope:
         """The scope `node` is evaluated in; a function's own name stands in the scope around."""
         for above in self.tree.ancestors(node):

@@ -137,10 +137,23 @@ class Modes:
 
     def read(self, call: cst.Call) -> Mode:
         """The mode that a state_dict_type or set_state_dict_type call sets."""
-        given = arguments(call, _PARAMETERS)
+        given = arguments(cst.Call(call.func, self._spread(call)), _PARAMETERS)
         kind = self.kind(given.get("state_dict_type"))
         optim = self.config(given.get("optim_state_dict_config"), Config(offload=True))
         return Mode(kind, self.config(given.get("state_dict_config"), Config()), optim, call)
+
+    def _spread(self, call: cst.Call) -> list[cst.Arg]:
+        """The arguments of a call, with starred literals in variables taken apart."""
+        spread: list[cst.Arg] = []
+        for arg in call.args:
+            made = self.file.values.only(arg.value) if arg.star else arg.value
+            if arg.star == "*" and isinstance(made, cst.Tuple | cst.List):
+                spread += [cst.Arg(element.value) for element in made.elements]
+            elif arg.star == "**" and isinstance(made, cst.Call) and dotted(made.func) == "dict":
+                spread += made.args
+            else:
+                spread.append(arg)
+        return spread
 
     def kind(self, value: cst.BaseExpression | None) -> str:
         """FULL, SHARDED or LOCAL, of a StateDictType expression."""

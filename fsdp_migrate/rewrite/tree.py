@@ -46,6 +46,8 @@ _WHITESPACE = {
     "equal",
 }
 _fields: dict[type, tuple[str, ...]] = {}
+_EXPRESSIONS = (cst.Arg, cst.Parameters, cst.AssignTarget, cst.Decorator, cst.WithItem)
+_statements: dict[type, bool] = {}
 _nodes: dict[type, bool] = {}  # whether a type is a node's; asking an ABC each time is slow
 
 
@@ -53,6 +55,13 @@ def _is_node(kind: type) -> bool:
     if kind not in _nodes:
         _nodes[kind] = issubclass(kind, cst.CSTNode)
     return _nodes[kind]
+
+
+def _is_statement(kind: type) -> bool:
+    """Whether statements can stand in a node of this type, or it is part of an import."""
+    if kind not in _statements:
+        _statements[kind] = not issubclass(kind, (cst.BaseExpression, *_EXPRESSIONS))
+    return _statements[kind]
 
 
 def children(node: cst.CSTNode) -> list[cst.CSTNode]:
@@ -93,9 +102,12 @@ def walk(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 class Tree:
-    """`module` must not hold one node twice; what libcst parses never does."""
+    """
+    `module` must not hold one node twice; what libcst parses never does. With `shallow` only
+    statements and imports are walked, not expressions.
+    """
 
-    def __init__(self, module: cst.Module) -> None:
+    def __init__(self, module: cst.Module, *, shallow: bool = False) -> None:
         self.module = module
         self.parents: dict[int, cst.CSTNode] = {}
         self.nodes: list[cst.CSTNode] = []
@@ -108,6 +120,8 @@ class Tree:
             self.order[id(node)] = len(self.nodes)
             self.nodes.append(node)
             below = children(node)
+            if shallow:
+                below = [child for child in below if _is_statement(child.__class__)]
             for child in below:
                 self.parents[id(child)] = node
             stack.extend(reversed(below))
