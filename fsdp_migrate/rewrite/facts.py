@@ -83,6 +83,8 @@ def _attributes(file: File) -> Iterator[str]:
 
 
 def _checkpointers(file: File) -> Iterator[str]:
+    if "apply_activation_checkpointing" not in file.text:
+        return
     for function in file.tree.all(cst.FunctionDef):
         if not function.params.params:
             continue

@@ -8,6 +8,7 @@ known, then the rewriting.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import sys
 import threading
@@ -230,11 +231,15 @@ def in_deep_stack(work: Callable[[], Answer]) -> Answer:
 
     limit, size = sys.getrecursionlimit(), threading.stack_size(_STACK)
     sys.setrecursionlimit(_RECURSION)
+    collecting = gc.isenabled()
+    gc.disable()  # the trees all live to the end, and hold no cycles to look for again and again
     try:
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
     finally:
+        if collecting:
+            gc.enable()
         sys.setrecursionlimit(limit)
         threading.stack_size(size)
     if failure:
