@@ -35,6 +35,9 @@ def or_default(file: File, value: cst.BaseExpression, default: str, at: cst.CSTN
     return text if sure else f"{text} or {empty}"
 
 
+_BATCH_NORM = "BatchNorm layers, which FSDP1 left in full precision, follow the policy"
+
+
 class MixedPrecisionArgument(ArgumentRule):
     """
     `mixed_precision=` becomes `mp_policy=`; None, which `fully_shard` refuses, the default object.
@@ -90,9 +93,14 @@ class MixedPrecisionArgument(ArgumentRule):
             )
             into.unit_keywords.append(("mp_policy", lambda: file.needs.local(name, at)))
             into.root_keywords.append(("mp_policy", policy))
-            return "rewritten", "inner units leave their inputs' dtype alone, as FSDP1's did"
+            message = "inner units leave their inputs' dtype alone, as FSDP1's did"
+            # FSDP1 gave BatchNorm a unit of its own, without mixed precision.
+            if "BatchNorm" in file.text:
+                return "differs", f"{message}; {_BATCH_NORM}"
+            return "rewritten", message
         into.keywords.append(("mp_policy", policy))
-        return "differs", "inner units now cast their floating inputs to param_dtype too"
+        message = "inner units now cast their floating inputs to param_dtype too"
+        return "differs", f"{message}; {_BATCH_NORM}"
 
     @staticmethod
     def _keeps_inputs(file: File, into: Translation) -> bool:
