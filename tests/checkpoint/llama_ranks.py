@@ -21,6 +21,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from tests.checkpoint.teardown import leave
+
 
 def config(tied: bool) -> LlamaConfig:
     return LlamaConfig(
@@ -73,7 +75,7 @@ def main() -> None:
     )
     for tied in (False, True):
         one(Path(folder), tied, int(rank))
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP  # noqa: N81
 from torch.distributed.fsdp import StateDictType, fully_shard
 from torch.distributed.tensor import DTensor
 
+from tests.checkpoint.teardown import leave
+
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -179,7 +181,7 @@ def main() -> None:
     for check in checks:
         kind, _, name = check.partition("=")
         CHECKS[kind](Path(folder), name or kind)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

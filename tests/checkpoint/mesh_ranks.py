@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from tests.checkpoint.teardown import leave
 from tests.checkpoint.test_torch_files import tagged
 
 
@@ -113,7 +114,7 @@ def main() -> None:
         if rank == 0 and whole:
             torch.save(whole, folder / f"{name}-truth.pt")
     dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
+from tests.checkpoint.teardown import leave
+
 STEPS = 8
 
 
@@ -166,7 +168,7 @@ def main() -> None:
         fsdp1(Path(folder))
     else:
         fsdp2(Path(folder), names)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
