@@ -184,23 +184,30 @@ def usable(traces: dict[str, Trace]) -> None:
 
 
 def culprit(trace: Trace) -> RankTrace:
-    """The rank that failed by itself, not because another had."""
+    """
+    The rank that failed by itself, not because another had.
 
-    def suffered(rank: RankTrace) -> int:
-        return next(
-            (len(PEER_LOST) - i for i, t in enumerate(PEER_LOST) if t in str(rank.failure)), 0
-        )
+    In a hang no rank fails by itself: each waits for the one that is furthest behind.
+    """
+    alone = [rank for rank in trace.failures if not _suffered(rank)]
+    return alone[0] if alone else min(trace.failures, key=lambda rank: len(rank.steps))
 
-    return min(trace.failures, key=suffered)
+
+def _suffered(rank: RankTrace) -> int:
+    """How much a rank's failure speaks of others: 0 for one of its own."""
+    found = (len(PEER_LOST) - i for i, text in enumerate(PEER_LOST) if text in str(rank.failure))
+    return next(found, 0)
 
 
 def describe(trace: Trace, which: str) -> str:
     """What became of a failed run, with the rank's last lines and where its log is."""
     rank = culprit(trace)
+    # A rank that was ended because another had noticed the hang first has nothing to say of it.
+    told = rank if not _suffered(rank) else min(trace.failures, key=_suffered)
     log = trace.folder / f"rank{rank.rank}.log"
     return (
         f"the {which} run failed ({trace.trial}): rank {rank.rank}, after {len(rank.steps)} "
-        f"optimizer steps: {rank.failure}; log: {log}\n{last_lines(log)}"
+        f"optimizer steps: {told.failure}; log: {log}\n{last_lines(log)}"
     )
 
 
