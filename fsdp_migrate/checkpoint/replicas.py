@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import xxhash
-
 from fsdp_migrate.checkpoint.contents import KeyPath, Replica, shown
 from fsdp_migrate.checkpoint.gather import Gatherer
 from fsdp_migrate.checkpoint.index import Role
+from fsdp_migrate.checkpoint.proof import digest
 from fsdp_migrate.checkpoint.tensors import Tensor
 from fsdp_migrate.errors import Incomplete
-
-_BLOCK = 1 << 22  # bytes read at a time
 
 
 def check(replicas: Iterable[Replica], roles: Mapping[KeyPath, Role]) -> list[str]:
@@ -28,13 +25,13 @@ def check(replicas: Iterable[Replica], roles: Mapping[KeyPath, Role]) -> list[st
     Reads every replica once.
     """
     differing: dict[str, None] = {}
-    kept: dict[int, bytes] = {}
+    kept: dict[int, str] = {}
     with Gatherer() as gatherer:
         for replica in replicas:
             known = kept.get(id(replica.kept))
             if known is None:
-                known = kept[id(replica.kept)] = digest(replica.kept, gatherer)
-            if known == digest(replica.other, gatherer):
+                known = kept[id(replica.kept)] = _digest(replica.kept, gatherer)
+            if known == _digest(replica.other, gatherer):
                 continue
             if roles.get(replica.path) != "buffer":
                 raise Incomplete(
@@ -45,14 +42,5 @@ def check(replicas: Iterable[Replica], roles: Mapping[KeyPath, Role]) -> list[st
     return list(differing)
 
 
-def digest(tensor: Tensor, gatherer: Gatherer) -> bytes:
-    """xxh3-128 of a tensor's elements in row-major order."""
-    hasher = xxhash.xxh3_128()
-    step = max(_BLOCK // tensor.type.bytes, 1)
-    buffer = memoryview(bytearray(min(step, tensor.numel) * tensor.type.bytes))
-    for start in range(0, tensor.numel, step):
-        stop = min(start + step, tensor.numel)
-        data = buffer[: (stop - start) * tensor.type.bytes]
-        gatherer.read_into(tensor, start, stop, data)
-        hasher.update(data)
-    return hasher.digest()
+def _digest(tensor: Tensor, gatherer: Gatherer) -> str:
+    return digest(tensor, gatherer, tensor.dtype, lambda _: None)
